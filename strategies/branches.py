@@ -31,8 +31,8 @@ class BranchedTowers:
     """Implements `strategies.grouped_towers.GroupedTowers`: each device of a tower has branches.
 
     Attributes:
-      options: what balances the devices.
-      plan: which device computes each branch, when the model is divided.
+      options: the options of branches.
+      plan: which device computes each branch; set once the model is divided.
     """
 
     name = "branches"
@@ -47,7 +47,7 @@ class BranchedTowers:
         branches: what balances the devices; None for the defaults.
 
         Raises:
-          UserError: towers of one device, or an option that such towers don't have.
+          UserError: towers have one device each, or an option is not supported for such towers.
         """
         self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, branches or BranchOptions()
@@ -106,7 +106,7 @@ class BranchedTowers:
 
     @property
     def layout_table(self) -> str:
-        """A line for each branch: its block, its device and what it costs."""
+        """A table with a line for each branch: its block, device and cost."""
         return plan_table(self.plan, self.devices.groups[0])
 
     @property
@@ -131,8 +131,8 @@ def branches_strategy(
       branches: what balances the devices; None for the defaults.
 
     Raises:
-      UserError: towers of one device, a model without branches or with fewer than devices, or an option that such
-        towers don't have.
+      UserError: towers have one device each, the model has fewer branches than a tower has devices, or an option
+        is not supported for such towers.
     """
     towers = BranchedTowers(task, devices, options, branches)
     return GroupedStrategy(task, options, towers, shares=shares)

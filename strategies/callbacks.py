@@ -10,7 +10,7 @@ import tensorflow as tf
 from strategies.contract import StepReport, Strategy
 from towers.errors import UserError, check_kind, is_integer
 
-# What TensorFlow raises if a file can't be written.
+# The errors that TensorFlow raises if a file can't be written.
 _UNWRITABLE = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnavailableError,
@@ -26,7 +26,7 @@ class Run:
     Attributes:
       strategy: the strategy that trains.
       directory: folder of the run's files; None if nothing is saved.
-      first_step: number of steps done before, by the runs that this one resumes.
+      first_step: number of steps done before this run, by the runs that it resumes.
       last_step: number of steps after which training ends.
     """
 
@@ -37,7 +37,7 @@ class Run:
 
 
 class Callback:
-    """Methods that a Trainer calls. All of them do nothing: override those that you need."""
+    """Base class of callbacks: a Trainer calls these methods, which do nothing. Override those that you need."""
 
     def check(self, run: Run) -> None:
         """Called before anything is written: raises UserError if this callback can't work in this run."""
@@ -53,7 +53,7 @@ class Callback:
         return ()
 
     def steps(self, report: StepReport) -> None:
-        """Called once for each call of `run_steps`, in order: after it, or on GPUs after a later one.
+        """Called once for each call of `run_steps`, in order: after that call, or on GPUs after a later one.
 
         It is called before anything else at a step of `boundaries`, and before an evaluation or a checkpoint.
         """
@@ -86,7 +86,7 @@ def writing(path: pathlib.Path) -> Iterator[None]:
 
 
 def check_callbacks(callbacks: object) -> None:
-    """Raises UserError for what is no list of callbacks, as a single one, a class of them, or one of Keras's."""
+    """Raises UserError if `callbacks` is not a list of callbacks (but a single one, a class, or Keras's)."""
     if not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks={callbacks!r}: must be a list; pass callbacks=[callback], or omit it")
     for callback in callbacks:
@@ -94,10 +94,10 @@ def check_callbacks(callbacks: object) -> None:
 
 
 def boundaries_of(callback: Callback) -> tuple[int, ...]:
-    """What `callback.boundaries` returns.
+    """The result of `callback.boundaries`, checked.
 
     Raises:
-      UserError: these are no integers.
+      UserError: the result does not consist of integers.
     """
     returned = callback.boundaries()
     steps = tuple(returned) if isinstance(returned, Iterable) else (None,)

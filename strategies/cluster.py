@@ -42,11 +42,12 @@ class Member:
 
     @property
     def listening_host(self) -> str:
-        """Host of a socket on which other machines reach this member; '' for all of its machine's addresses.
+        """Host to bind this member's socket to, so that other machines can reach it; '' for all addresses.
 
-        A machine's own name may have a loopback address there (127.0.1.1 in Debian's /etc/hosts), alone or before
-        others, and another one on all other machines. Or it has several addresses there, as with a second network,
-        and others know or reach only one of them. A socket of a name has its first address alone.
+        On the machine itself its name may resolve to a loopback address (127.0.1.1 in Debian's /etc/hosts), alone
+        or before others, and to another address on all other machines. Or it resolves to several addresses, as
+        with a second network, and other machines know or reach only one of them. A socket bound to a name has only
+        its first address.
         """
         if self._is_always_local:
             return self.host
@@ -55,7 +56,7 @@ class Member:
 
     @property
     def _is_always_local(self) -> bool:
-        """Whether the host is no name that other machines may have other addresses for."""
+        """Whether the host is an IP address or 'localhost', not a name that others may resolve differently."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -81,7 +82,7 @@ class Member:
         return socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
 
     def _loopbacks(self) -> list[bool]:
-        """Of each IP of the host, whether it is a loopback address."""
+        """For each IP address of the host, whether it is a loopback address."""
         ips = [ip.partition("%")[0] for _, (ip, *_) in self._socket_addresses()]
         return [ipaddress.ip_address(ip).is_loopback for ip in ips]
 
@@ -94,7 +95,7 @@ class Member:
 
 
 def _can_bind(family_and_address: tuple[socket.AddressFamily, tuple]) -> bool:
-    """Whether a socket of this process can have the address."""
+    """Whether this process can bind a socket to the address."""
     family, address = family_and_address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -109,7 +110,7 @@ class Cluster:
     """The members of a training cluster, as in TF_CONFIG, and the membership of this process.
 
     Attributes:
-      addresses: 'host:port' of every member by role, in the order of their indices; without evaluators.
+      addresses: by role, 'host:port' of every member in the order of their indices; without evaluators.
       role, index: role and index of this process.
     """
 

@@ -43,7 +43,7 @@ class SectionTotals(Protocol):
         """The totals as lines for a person, printed at the end of the run."""
 
 
-# What a line of metrics.jsonl says beside a task's metrics: no metric may have one of these names.
+# Names of a line's other fields in metrics.jsonl: no metric of a task may have one of these names.
 RESERVED_NAMES = frozenset(
     {
         *("kind", "step", "loss", "learning_rate", "gradient_norm", "skipped_steps", "examples", "seconds"),
@@ -73,7 +73,7 @@ class ReportSection(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What some consecutive steps did, in plain host numbers.
+    """Results of some consecutive steps, as plain numbers on the host.
 
     Attributes:
       step: number of steps done since the beginning of the run, including these.
@@ -115,13 +115,14 @@ class Move:
     Attributes:
       stop: whether to save and end early.
       save: whether to save now.
-      evaluate: whether to evaluate now, where the run resumes: its files lack an evaluation that was due there.
-      target: step at which the next call of `run_steps` ends: absolute, because workers may go on while the run is
-        saved.
+      evaluate: whether to evaluate now, at the step where the run resumes: its files lack an evaluation due there.
+      target: step at which the next call of `run_steps` ends: absolute, because workers may continue while the run
+        is saved.
       last_step: step at which training ends.
-      until: first step that must not begin, because something is due before it.
+      until: first step that must not start, because something is due before it.
       evaluation, checkpoint: steps at which the next ones are due; `last_step` for the last ones.
-      stop_requested: whether this process was asked to stop; for a strategy that waits for others in vain.
+      stop_requested: whether this process was asked to stop; for a strategy that may wait in vain for other
+        processes.
     """
 
     stop: bool
@@ -144,7 +145,7 @@ class Strategy(Protocol):
 
     @property
     def step(self) -> int:
-        """Number of global batches used so far, by steps that `start_steps` has started too."""
+        """Number of global batches used so far, also by steps that `start_steps` has only started."""
 
     @property
     def examples(self) -> int:
@@ -176,11 +177,11 @@ class Strategy(Protocol):
 
     @property
     def engine_choice(self) -> EngineChoice | None:
-        """Whose runtime carries a mode of several processes, and why; None for the modes of one process."""
+        """The runtime of a mode of several processes, and the reason; None for the modes of one process."""
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """What decides the numbers, by name: values and dataclasses, see `strategies.run_settings`."""
+        """The settings that determine the numbers: values and dataclasses (`strategies.run_settings`)."""
 
     @property
     def notices(self) -> list[str]:
@@ -191,14 +192,14 @@ class Strategy(Protocol):
         """Whether this process writes the run's files; one process of a run does."""
 
     def agree(self, move: Move) -> Move:
-        """The move that all processes of the run make; each process calls it with the move that it wants.
+        """The move that all processes of the run make; each process passes the move that it wants.
 
         Raises:
           PeerLost: another process was lost; every method that communicates may raise it.
         """
 
     def agree_to_save(self, wanted: bool) -> bool:
-        """Decides whether to collect for a checkpoint now. All processes call it at the same points.
+        """Whether to collect for a checkpoint now. All processes call it at the same points.
 
         Args:
           wanted: whether this process is about to write one. If saving needs all processes, the one with
@@ -209,10 +210,10 @@ class Strategy(Protocol):
         """Called before `values`, in all processes that call it: may pause the run."""
 
     def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | None]:
-        """The values of pieces of the checkpointables, one after the other, in the process with `keeps_files`.
+        """Yields the values of pieces of the checkpointables in the process with `keeps_files`.
 
-        All processes in which `agree_to_save` was true call it with the same pieces and take all values; the
-        others get None. No process holds more of others' values than a piece.
+        All processes in which `agree_to_save` was true call it with the same pieces and consume it; those without
+        `keeps_files` get None. No process holds more than one piece of other processes' values.
         """
 
     def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
@@ -220,12 +221,12 @@ class Strategy(Protocol):
 
         Args:
           part: one of `strategies.pieces.parts_of`.
-          read: the values of it, or of one of its pieces, in a checkpoint; what raises tf.errors.OpError if it is
-            damaged. A part of another process is read too, so that a damaged checkpoint is not used.
+          read: reads the part, or one of its pieces, from a checkpoint; raises tf.errors.OpError if that is
+            damaged. Parts of other processes are read too, so that a damaged checkpoint is not used.
         """
 
     def share_restored(self, step: int | None, read: Callable[[Piece], tf.Tensor] | None = None) -> int | None:
-        """Gives all processes what the process with `keeps_files` has restored; returns its step.
+        """Sends all processes what the process with `keeps_files` has restored; returns its step.
 
         Args:
           step: step of the restored checkpoint; None if this process has restored nothing.
@@ -233,11 +234,11 @@ class Strategy(Protocol):
         """
 
     def run_steps(self, num_steps: int) -> StepReport:
-        """Runs that many training steps and returns when their report is known.
+        """Runs this many training steps and returns their report.
 
         Asynchronous workers may have run more steps by then, up to the agreed move's `until`. 0 reports the steps
         that they have run since the last report. There are fewer steps, perhaps none, if no worker is left and the
-        move's `stop_requested` says so.
+        agreed move has `stop_requested`.
 
         Raises:
           NonFiniteStep: a step was not finite, under on_nan=stop.
@@ -246,18 +247,18 @@ class Strategy(Protocol):
     def start_steps(self, num_steps: int) -> StepReport | None:
         """As `run_steps`, but on GPUs it may return before these steps are done, so that the GPU need not wait.
 
-        It then returns the report of the call before; None if that is reported already. Each call has one report,
-        in order. No later step is applied after one that stops the run.
+        It then returns the report of the previous call, or None if that was already returned. Each call has one
+        report, in order. After a step that stops the run, no step is applied.
 
         Raises:
           NonFiniteStep: a step of the call before, or of this one, was not finite, under on_nan=stop.
         """
 
     def settle(self) -> StepReport | None:
-        """Waits for all steps that were started; returns the first report not returned yet, None if there is none.
+        """Waits for all started steps; returns the first report that was not returned yet, or None.
 
-        Call it until it returns None before anything that needs exact facts or other calls: values, an evaluation,
-        a checkpoint, `run_steps`.
+        Call it until it returns None before anything that needs a settled run: values, an evaluation, a
+        checkpoint, `run_steps`.
 
         Raises:
           NonFiniteStep: a step was not finite, under on_nan=stop.
@@ -270,28 +271,28 @@ class Strategy(Protocol):
 
         Args:
           num_batches: None for all.
-          stop_requested: asked before each batch; if it is true in any process, all processes return None.
+          stop_requested: called before each batch; if it returns True in any process, all processes return None.
         """
 
     def checkpointables(self) -> Mapping[str, tf.Variable | Mapping]:
         """Everything that a checkpoint saves, nested by kind, by canonical and unsharded names.
 
-        It has no effect on the run. Call `collect` before you read the variables; assigning to them needs no
-        `collect`.
+        It has no effect on the run. Call `collect` before you read the variables; it is not needed before
+        assignments.
         """
 
     def collect(self) -> None:
-        """Brings all variables that `checkpointables` names here, up to date with the run; may pause the run."""
+        """Fetches current values of all `checkpointables` to this process; may pause the run."""
 
     def collect_parameters(self) -> None:
-        """Brings the parameters for `portable_model` to the process with `keeps_files`. All processes call it."""
+        """Fetches the parameters for `portable_model` to the process with `keeps_files`. All processes call it."""
 
     def release(self) -> None:
         """Frees what `collect` or `collect_parameters` fetched and the run does not need here."""
 
     @property
     def batch_positions(self) -> Sequence[int] | None:
-        """Index of each worker's next batch when `collect` was called; None where it follows from the step."""
+        """Index of each worker's next batch when `collect` was called; None if it follows from the step."""
 
     def restored(self, positions: Sequence[int] | None = None) -> None:
         """Must be called after the checkpointables were assigned: the run resumes from their values and step.
@@ -311,7 +312,7 @@ class Strategy(Protocol):
         """A new float32 Keras model of the task with the current parameters and state.
 
         Raises:
-          RuntimeError: other processes have some parameters: call `collect_parameters` first.
+          RuntimeError: other processes hold some parameters; call `collect_parameters` first.
         """
 
     def check_savable(self) -> None:
@@ -322,7 +323,7 @@ class Strategy(Protocol):
 
 
 def check_strategy(strategy: object) -> None:
-    """Raises UserError for what is no strategy, as its name."""
+    """Raises UserError if `strategy` is not a strategy (but, for example, the name of one)."""
     if isinstance(strategy, type) or not hasattr(strategy, "run_steps"):
         raise UserError(
             f"strategy is a {type(strategy).__name__}: must be a strategy; pass what "

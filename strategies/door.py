@@ -1,4 +1,4 @@
-"""Finds, among the connections to a listening socket, one that begins with certain bytes. None is waited for."""
+"""Finds a connection to a listening socket that begins with certain bytes, without waiting for any of them."""
 
 import errno
 import secrets
@@ -6,9 +6,9 @@ import selectors
 import socket
 import time
 
-# Connections that have not sent the bytes; one more closes the oldest.
+# Largest number of connections that have not sent the bytes; one more closes the oldest.
 _MOST_STRANGERS = 128
-# This process or the machine has no room for one more connection, which stays in the queue.
+# Errors if this process or the machine can't open another connection, which stays in the queue.
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _RETRY_SECONDS = 0.1
 
@@ -19,11 +19,11 @@ class Door:
     def __init__(self, listener: socket.socket, expected: bytes, *, greeting: bytes = b""):
         """Args:
         listener: a listening socket; this object does not close it.
-        expected: the bytes that a connection must begin with.
-        greeting: some bytes that every connection gets at once.
+        expected: the bytes that a connection must send first.
+        greeting: bytes that every connection is sent at once.
         """
         self._listener, self._expected, self._greeting = listener, expected, greeting
-        # What each has sent so far, the oldest connection first.
+        # The bytes that each connection has sent so far, the oldest connection first.
         self._sent: dict[socket.socket, bytes] = {}
         self._ready = selectors.DefaultSelector()
 
@@ -38,7 +38,7 @@ class Door:
         self._ready.close()
 
     def let_in(self, seconds: float) -> socket.socket | None:
-        """Waits until something arrives; a connection that has sent the expected bytes, if there is one."""
+        """Waits until something arrives; returns a connection that has sent the expected bytes, or None."""
         for key, _ in self._ready.select(seconds):
             if key.fileobj is self._listener:
                 self._accept()
@@ -56,14 +56,14 @@ class Door:
             self._ready.register(connection, selectors.EVENT_READ)
             connection.send(self._greeting)
         except OSError as error:
-            # A client that has closed the connection already is none.
+            # A client that has already closed the connection does not count.
             if error.errno in _NO_ROOM:
                 self._make_room()
         if len(self._sent) > _MOST_STRANGERS:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Turns the oldest stranger away; waits a moment if there is none, because the queue is ready at once."""
+        """Closes the oldest unknown connection. Without one, waits a moment: the queue stays readable."""
         if self._sent:
             self._turn_away(next(iter(self._sent)))
         else:

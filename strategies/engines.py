@@ -1,4 +1,4 @@
-"""Whose runtime carries a mode that spans processes: TensorFlow's strategy, or this project's own exchange."""
+"""The engine of a mode of several processes: TensorFlow's strategy, or this project's own exchange."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from towers.errors import UserError
 
 TENSORFLOW, OWN = "tensorflow", "own"
-# What a user may ask for: 'auto' is TensorFlow's engine, and ours where an option needs it.
+# The values for users: 'auto' is TensorFlow's engine, or ours where an option needs it.
 ENGINES = ("auto", TENSORFLOW, OWN)
 
 
@@ -34,15 +34,15 @@ def check_engine(asked: str) -> None:
 
 
 def choose_engine(asked: str, needs_own: Sequence[str], carrier: str) -> EngineChoice:
-    """The engine for what the user asked.
+    """Chooses the engine from the user's request.
 
     Args:
       asked: one of ENGINES.
-      needs_own: settings that TensorFlow's engine cannot serve, as 'all_reduce=tcp'.
+      needs_own: settings that TensorFlow's engine does not support, such as 'all_reduce=tcp'.
       carrier: name of TensorFlow's strategy.
 
     Raises:
-      UserError: unknown name, or 'tensorflow' with a setting that it cannot serve.
+      UserError: the name is unknown, or is 'tensorflow' with a setting that this engine does not support.
     """
     check_engine(asked)
     if asked == OWN:

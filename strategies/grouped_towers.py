@@ -35,10 +35,10 @@ from towers.tracing.copied_graphs import CopiedGraphs
 from towers.tracing.traced_once import TracedOnce
 from towers.updates.rules import UpdateRule
 
-# The arguments with the options of towers, by what each device of a tower has: an axis of `towers.grid`.
+# The arguments with the options of such towers, by axis of `towers.grid`: what each device of a tower has.
 OPTIONS_BY_AXIS = MappingProxyType({STAGE: "pipeline", SLICE: "slices", BRANCH: "branches"})
 
-# Given a function that decides some numbers, returns those of the process that decides for all.
+# Given a function that computes some numbers, returns those of the process that decides for all.
 Decided = Callable[[Callable[[], Sequence[int]]], Sequence[int]]
 
 
@@ -52,9 +52,9 @@ class GroupedTowers(Protocol):
 
     Attributes:
       name: what the towers are made of, as a strategy's name: 'pipeline', 'slices' or 'branches'.
-      axis: of `towers.grid`: what each device of a tower has.
-      options: how they divide the model; the same in all processes.
-      devices: with groups.
+      axis: axis of `towers.grid`: what each device of a tower has.
+      options: how the towers divide the model; the same in all processes.
+      devices: devices with groups.
       microbatches: number of microbatches that a tower computes in one call; None for towers that get a batch.
     """
 
@@ -68,21 +68,21 @@ class GroupedTowers(Protocol):
         """Checks what depends on the towers of all processes.
 
         Args:
-          shares: of all towers.
+          shares: shares of all towers.
 
         Raises:
-          UserError: the towers can't divide a batch so.
+          UserError: the towers can't divide a batch by these shares.
         """
 
     def divide(self, model: keras.Model, decided: Decided = decided_here) -> None:
-        """Divides the model over the devices of a tower. Call it once, before what follows.
+        """Divides the model over the devices of a tower. Call it once, before the methods below.
 
         Args:
           model: a built template.
-          decided: shares what is measured, so that all processes divide the model alike.
+          decided: distributes one process's measurement, so that all processes divide the model alike.
 
         Raises:
-          UserError: the model can't be divided so.
+          UserError: the model can't be divided in this way.
         """
 
     def shards(self, variables: ModelVariables) -> list[Shard]:
@@ -94,9 +94,9 @@ class GroupedTowers(Protocol):
         """The training passes and the evaluation passes of the towers of an engine.
 
         Args:
-          engine: whose towers they become.
-          exchange: between the processes that have the parameters; None if they are in this one. With one, a
-            single pass of each kind computes all towers.
+          engine: the engine that gets the towers.
+          exchange: exchange between the processes that own the parameters; None if this process owns all. With an
+            exchange, a single pass of each kind computes all towers.
         """
 
     @property
@@ -152,7 +152,7 @@ class GroupedStrategy(SynchronousStrategy):
 
     @property
     def layout_table(self) -> str:
-        """As the towers' `layout_table`: those of slices and branches have one."""
+        """The towers' `layout_table`, which towers of slices and of branches have."""
         return self._towers.layout_table
 
     def mode_settings(self) -> Mapping[str, object]:
@@ -160,15 +160,15 @@ class GroupedStrategy(SynchronousStrategy):
 
 
 def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
-    """The devices in groups, each a tower; without groups, all of them are one tower.
+    """The devices in groups, one for each tower; devices without groups become one tower.
 
     Args:
-      devices: of this process.
+      devices: devices of this process.
       name: the strategy's name.
-      axis: of `towers.grid`: what each device of a tower has.
+      axis: axis of `towers.grid`: what each device of a tower has.
 
     Raises:
-      UserError: towers of one device.
+      UserError: towers have one device each.
     """
     found = devices if devices.groups else devices.grouped((devices.towers,))
     if len(found.groups[0]) < 2:
@@ -182,13 +182,14 @@ def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
 def traced_towers(
     devices: Devices, exchange: UnitExchange | None
 ) -> Iterator[tuple[Sequence[str], dict[str, object], dict[str, object]]]:
-    """For each tower with graphs of its own its devices, and arguments of `GatheredOnce`: to train, to evaluate.
+    """Yields (devices, training arguments, evaluation arguments of `GatheredOnce`) for each tower to trace.
 
-    All towers compute the same, so only the first one's functions are traced.
+    All towers compute the same, so only the first tower's functions are traced.
 
     Args:
-      devices: with groups.
-      exchange: as for `GroupedTowers.make_towers`: with one, the graphs of the first tower have the others too.
+      devices: devices with groups.
+      exchange: as for `GroupedTowers.make_towers`. With an exchange, the first tower's graphs contain the other
+        towers.
     """
     groups = devices.groups
     if exchange is not None:
@@ -205,9 +206,9 @@ def traced_towers(
 def traced_passes(
     devices: Devices, exchange: UnitExchange | None
 ) -> Iterator[tuple[Sequence[str], Callable, Callable]]:
-    """For each tower with graphs of its own its devices, and what makes its graphs of training and of evaluation.
+    """Yields (devices, maker of the training graph, of the evaluation graph) for each tower to trace.
 
-    They are made as by `TracedOnce`, or with ZeRO-3 as by `GatheredOnce`.
+    The makers are `TracedOnce`, or with ZeRO-3 `GatheredOnce`.
 
     Args:
       devices, exchange: as for `traced_towers`.
@@ -218,13 +219,13 @@ def traced_passes(
 
 
 def check_grouped(options: StepOptions) -> None:
-    """Raises UserError for an option that such towers can't serve."""
+    """Raises UserError for an option that towers of several devices do not support."""
     if options.xla:
         raise UserError("xla=True with towers of several devices: XLA compiles a tower on one device; omit xla")
 
 
 def _placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
-    """Where the variables of the towers of one process live; `shards` as from `GroupedTowers.shards`."""
+    """The placement of the variables of one process's towers; `shards` as from `GroupedTowers.shards`."""
     if devices.zero == 3:
         return ShardedGroups(variables, rule, devices.groups, shards)
     if devices.zero:

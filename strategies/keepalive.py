@@ -1,6 +1,6 @@
-"""Detects a silent machine: by TCP's keepalive while nothing is sent to it, else by what it does not answer.
+"""Detects a silent machine: by TCP's keepalive while nothing is sent to it, else by unanswered bytes.
 
-And a connection that the other side has closed.
+Also detects a connection that the other side has closed.
 """
 
 import select
@@ -8,15 +8,16 @@ import socket
 
 # About 30 seconds: 10 + 4 * 5.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-# From <linux/tcp.h>: in `struct tcp_info`, two bytes count retransmissions and probes. Each answer sets them to 0.
+# From <linux/tcp.h>: in `struct tcp_info`, two bytes count retransmissions and probes. Each answer resets them to
+# 0.
 _COUNTS = slice(2, 4)
-# The pause before each one is twice as long as the one before, at first 0.2 seconds or more: the seventh is sent
-# after 25 seconds.
+# The pause before each retransmission is twice the previous one, and the first is at least 0.2 seconds: the
+# seventh is sent after 25 seconds.
 _MOST_UNANSWERED = 6
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """From now on, the connection breaks if the other machine is silent for about 30 seconds.
+    """Makes the connection break if the other machine is silent for about 30 seconds.
 
     The system sends no probes while sent bytes wait for an answer: see `is_unanswered`.
     """
@@ -35,10 +36,10 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def is_unanswered(connection: socket.socket) -> bool:
-    """Whether sent bytes have waited for half a minute for any sign of the other machine; on Linux alone.
+    """Whether sent bytes have been unacknowledged by the other machine for half a minute; on Linux only.
 
     Otherwise the system waits for 15 minutes. TCP_USER_TIMEOUT would shorten that, but it also breaks a connection
-    whose other side is alive and does not read: a process that was stopped, or reads from another server first.
+    whose other side is alive but does not read: a process that is suspended, or reads from another server first.
 
     Raises:
       OSError: the connection is closed.

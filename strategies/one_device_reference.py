@@ -17,14 +17,14 @@ _ONE_DEVICE = "/device:CPU:0"
 
 
 def reference_strategy(task: Task, strategy: SynchronousStrategy, options: StepOptions) -> tuple[Strategy, str]:
-    """The same training on one device, and a text that says how that device divides each batch.
+    """The same training on one device, and a text for the user: how that device divides each batch.
 
     An example's gradient can depend on its part of the batch: on the part's other examples (batch statistics that
-    are not synced) or on the part's random numbers (dropout). Then the device computes the strategy's parts one
-    after another; otherwise it computes each batch undivided.
+    are not synced) or on the part's random numbers (dropout). In both cases the device computes the strategy's
+    parts one after another; otherwise it computes each batch undivided.
 
     Raises:
-      UserError: the strategy is asynchronous; or the model has dropout and synced batch statistics, which one
+      UserError: the strategy is asynchronous, or the model has dropout and synced batch statistics, which one
         device can't reproduce.
     """
     if not strategy.is_exact:

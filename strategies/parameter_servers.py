@@ -1,4 +1,4 @@
-"""The strategy 'ps' on the engine that its options choose: what each role of the cluster does."""
+"""The strategy 'ps': what each role of the cluster does, on the engine that the options choose."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from strategies.servers.own import roles as own_roles
 
 
 def joined_servers(membership: ServersMembership, *, num_cpus: int) -> ServersMembership:
-    """The membership of a process that has joined. Call it before TensorFlow computes anything.
+    """Joins the cluster and returns the membership. Call it before TensorFlow computes anything.
 
     Args:
       membership: the cluster and this process's membership.
@@ -35,14 +35,14 @@ def servers_strategy(task, devices, options, *, shares=None, servers: ServersMem
 
 
 def run_server(options, membership: ServersMembership, *, stop_asked=lambda: False) -> str:
-    """A server's whole run; as `own_roles.run_own_server` and `coordinated_roles.run_coordinated_server`."""
+    """Runs a server to the end: `own_roles.run_own_server` or `coordinated_roles.run_coordinated_server`."""
     if _is_own(membership):
         return own_roles.run_own_server(options, membership, stop_asked=stop_asked)
     return coordinated_roles.run_coordinated_server(options, membership, stop_asked=stop_asked)
 
 
 def run_worker(task, devices, options, membership: ServersMembership, **named) -> str:
-    """A worker's whole run; as `own_roles.run_own_worker` and `coordinated_roles.run_coordinated_worker`."""
+    """Runs a worker to the end: `own_roles.run_own_worker` or `coordinated_roles.run_coordinated_worker`."""
     run = own_roles.run_own_worker if _is_own(membership) else coordinated_roles.run_coordinated_worker
     if named.get("shares") is None:
         devices = devices.for_examples(membership.own_examples(task.batch_size) // options.accumulation)

@@ -1,12 +1,12 @@
-"""What a checkpoint holds, in parts that are written, sent and read one after the other.
+"""The contents of a checkpoint, in pieces that are written, sent and read one after another.
 
     tensor of a checkpoint    |------------------------------|
     parts                     |--- worker 0 ---|-- worker 1 -|    what one process has: the whole, or a slice
     blocks of rows            |------|------|------|------|--|    of at most `PIECE_BYTES`, or one row
     pieces                    |------|------|--|---|------|--|    a block's share of a part
 
-Blocks belong to the whole tensor: a piece that one mode reads lies in few pieces that another mode has written,
-and TensorFlow reads each stored slice that it needs as a whole.
+Blocks are defined on the whole tensor, so a piece that one mode reads lies in few pieces that another mode has
+written; TensorFlow reads each stored slice that it needs as a whole.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-# The most that a process holds of others' values while a checkpoint is written or read.
+# The most bytes of other processes' values that a process holds while a checkpoint is written or read.
 PIECE_BYTES = 64 << 20
 
 
@@ -26,11 +26,11 @@ class Piece:
     """A slice of a tensor of a checkpoint, and the variable that has it.
 
     Attributes:
-      path: where the tensor is in `Strategy.checkpointables`, e.g. ('slots', 'momentum', 'dense/kernel').
-      variable: what has the values; of another process, anything with `shape` and `dtype`.
+      path: keys of the tensor in `Strategy.checkpointables`, e.g. ('slots', 'momentum', 'dense/kernel').
+      variable: the variable with the values; for another process's, anything with `shape` and `dtype`.
       whole: shape of the tensor.
-      origin: where the variable begins in the tensor, for each dimension.
-      begin: where the piece begins in the tensor.
+      origin: index in the tensor at which the variable begins, for each dimension.
+      begin: index in the tensor at which the piece begins, for each dimension.
       shape: shape of the piece.
     """
 
@@ -51,25 +51,25 @@ class Piece:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is all that the variable has."""
+        """Whether the piece is the whole variable."""
         return self.shape == tuple(self.variable.shape)
 
     @property
     def within(self) -> tuple[slice, ...]:
-        """Where it is in its variable."""
+        """The slices of the variable that the piece is."""
         starts = [begin - origin for begin, origin in zip(self.begin, self.origin, strict=True)]
         return tuple(slice(start, start + length) for start, length in zip(starts, self.shape, strict=True))
 
     @property
     def slice_spec(self) -> str:
-        """The slice as TensorFlow's operations take it; '' for the whole tensor."""
+        """The slice in the format of TensorFlow's checkpoint operations; '' for the whole tensor."""
         if self.shape == self.whole:
             return ""
         places = (f"{begin},{length}" for begin, length in zip(self.begin, self.shape, strict=True))
         return f"{' '.join(map(str, self.whole))} {':'.join(places)}"
 
     def value(self) -> tf.Tensor:
-        """The values; of a variable on a CPU without a copy if the piece is a part."""
+        """The values; without a copy if the piece is the whole of a variable on a CPU."""
         value = self.variable.read_value()
         if self.is_part:
             return value

@@ -1,4 +1,4 @@
-"""The strategy 'pipeline': a tower is several devices, each with a stage of the model or several."""
+"""The strategy 'pipeline': a tower is several devices, each with one or several stages of the model."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ from towers.stages.pipeline_tower import PipelineEvaluation, PipelineTower
 from towers.stages.staged_passes import StagedPasses
 from towers.task import Task
 
-# A longer grid is not printed at the start of a run.
+# A wider grid is not printed at the start of a run.
 _WIDEST_GRID = 110
 
 
@@ -40,7 +40,7 @@ def pipeline_strategy(
 
     Raises:
       UserError: the model can't be cut into these stages, the schedule does not fit them, the batch is too small,
-        or an option that pipelines don't have.
+        or an option is not supported for pipelines.
     """
     towers = StagedTowers(task, devices, options, pipeline)
     of_towers = checked_shares(shares, towers.devices.num_towers, "tower_shares")
@@ -53,7 +53,7 @@ class StagedTowers:
 
     Attributes:
       options: stages and schedule.
-      stages: the stages of the model, when it is divided.
+      stages: the stages of the model; set once it is divided.
     """
 
     name = "pipeline"
@@ -67,7 +67,7 @@ class StagedTowers:
         pipeline: stages and schedule; None for the defaults.
 
         Raises:
-          UserError: the schedule does not fit the devices, or an option that pipelines don't have.
+          UserError: the schedule does not fit the devices, or an option is not supported for pipelines.
         """
         self.devices = devices if devices.groups else devices.grouped((devices.towers,))
         self._task, self._step, self.options = task, options, pipeline or PipelineOptions()
@@ -83,10 +83,11 @@ class StagedTowers:
         """Checks what depends on the towers of all processes.
 
         Args:
-          shares: of all towers.
+          shares: shares of all towers.
 
         Raises:
-          UserError: a tower without an example of some microbatch, or statistics over the parts of a batch.
+          UserError: a tower would get no example of some microbatch, or batch statistics are over parts of a
+            batch.
         """
         self._shares = shares
         by_default = self.options.microbatches is None and isinstance(self.options.schedule, str)
@@ -111,7 +112,8 @@ class StagedTowers:
                 )
 
         if self.options.balance == TIME:
-            # Two processes measure different times. What can't be cut is refused in all of them.
+            # Measured times differ between processes, so one decides; but all of them refuse a model that can't be
+            # cut.
             cut_by_parameters(model, self._schedule.num_stages)
             self.stages = cut_by_sizes(model, decided(lambda: [len(nodes) for nodes in cut().nodes]))
         else:

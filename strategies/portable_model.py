@@ -1,4 +1,4 @@
-"""The trained model as a Keras model of its own, whatever the mode that trained it."""
+"""The trained model as an independent Keras model, whatever mode trained it."""
 
 import json
 
@@ -36,8 +36,8 @@ def check_savable(model: keras.Model) -> None:
     """Checks that Keras can write a model to a file, so that a run finds out before its first step.
 
     Raises:
-      UserError: Keras can't tell the configuration of a class, as of a keras.Model with arguments and without
-        get_config().
+      UserError: Keras does not know the configuration of a class, for example of a keras.Model with arguments and
+        without get_config().
     """
     try:
         json.dumps(keras.saving.serialize_keras_object(model))

@@ -23,7 +23,7 @@ from towers.options import StepOptions, check_step_options
 from towers.stages.options import PipelineOptions
 from towers.task import Task, check_task
 
-# What a mode divides whose towers are one device unless its caller says otherwise.
+# `divides` of a mode whose towers are single devices unless the caller chooses another division.
 ON_REQUEST = "on request"
 
 
@@ -35,8 +35,8 @@ class _Mode:
       build: function of (task, devices, options, shares=...). A strategy of several processes also takes this
         process's membership, as the argument that `cluster_kind` names.
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
-      spreads: beginnings of the arguments, as `towers.devices.spread_by` writes them, that put its parameters or
-        slots elsewhere than on one device of each process.
+      spreads: prefixes of the supported arguments, as written by `towers.devices.spread_by`, that put parameters
+        or slots elsewhere than on one device of each process.
       divides: what each device of a tower has: STAGE, SLICE or BRANCH of `towers.grid`; ON_REQUEST for any of
         these, or none; '' if a tower is one device. `build` takes the arguments in `OPTIONS_BY_AXIS` for it.
       exchanges_statistics: whether the towers of a process exchange synced batch statistics.
@@ -52,7 +52,7 @@ class _Mode:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Those arguments of `build_strategy` that not every mode takes."""
+        """The arguments of `build_strategy` that this mode takes but not every mode."""
         of_towers = [name for axis, name in OPTIONS_BY_AXIS.items() if self.divides in (axis, ON_REQUEST)]
         repeated = ["steps_per_execution"] if self.repeats else []
         return (*of_towers, *([self.cluster_kind] if self.cluster_kind else []), *repeated)
@@ -75,7 +75,7 @@ _MODES = {
     "branches": _Mode(branches_strategy, divides=BRANCH, spreads=("zero=",)),
 }
 
-# The types of those arguments of `build_strategy` that not every mode takes.
+# The types of the arguments of `build_strategy` that not every mode takes.
 _KINDS = {
     "ring": Ring,
     "servers": ServersMembership,
@@ -140,8 +140,8 @@ def build_strategy(
         CPUs up to 256, after 2,000 steps of at most 4 ms each; otherwise 1. Numbers don't depend on it.
 
     Raises:
-      UserError: unknown name, no cluster for a strategy that needs one, an argument of another type or for other
-        strategies, or one that the strategy refuses.
+      UserError: the name is unknown, a strategy that needs a cluster has none, an argument has another type or is
+        for other strategies, or the strategy refuses it.
     """
     mode = _mode(name)
     check_task(task)
@@ -173,7 +173,7 @@ def build_strategy(
 
 
 def _check_taken(name: str, argument: str) -> None:
-    """Raises UserError if the strategy does not take an argument that not every one takes."""
+    """Raises UserError if the strategy does not take this argument."""
     if argument not in _mode(name).arguments:
         able = [repr(other) for other, mode in _MODES.items() if argument in mode.arguments]
         raise UserError(
@@ -186,7 +186,7 @@ def check_spread(name: str, argument: str) -> None:
 
     Args:
       name: the strategy's name.
-      argument: the argument that asks for it, from `towers.devices.spread_by`; '' if none does.
+      argument: the argument that requires it, from `towers.devices.spread_by`; '' for none.
     """
     if argument and not argument.startswith(_mode(name).spreads):
         able = [repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads)]
@@ -213,7 +213,7 @@ def check_groups(name: str, grouped: bool, grid: str = "a grid") -> None:
     Args:
       name: the strategy's name.
       grouped: whether towers are groups of devices.
-      grid: what made them so, for the message.
+      grid: the argument that made the groups, for the message.
     """
     if grouped and not _mode(name).divides:
         *first, last = [repr(other) for other, mode in _MODES.items() if mode.divides]

@@ -1,6 +1,6 @@
-"""What a run computes, as plain values by name.
+"""The settings that determine what a run computes, as plain values by name.
 
-A checkpoint holds them, so a later run can tell what changed. The processes of a run compare them at the start.
+A checkpoint stores them, so that a later run can report changes. The processes of a run compare them at the start.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from towers.errors import UserError
 from towers.options import StepOptions
 from towers.task import Task
 
-# Rows of an array that its checksum covers, evenly spaced.
+# Number of evenly spaced rows of an array that its checksum covers.
 _CHECKED_ROWS = 10_000
 _CHECKED_BYTES = 1 << 24
 # A longer list is described as an array.
 _LONGEST_LIST = 16
-# Parts of the names of settings that may differ between the processes of a run.
+# Name components of settings that may differ between the processes of a run.
 _OF_ONE_PROCESS = {"num_input_threads", "paths"}
 _SHOWN_CHARACTERS = 80
-# What follows the number of elements in the value of a list.
+# The text after the number of elements in the value of a list.
 _LIST = " values"
 
 Plain = bool | int | float | str | None
@@ -73,7 +73,7 @@ def common_settings(
     of_task = {name: value for name, value in fields_of(task).items() if name not in first | others}
     if not evaluates:
         of_task = {name: value for name, value in of_task.items() if not name.startswith("eval_")}
-    # The first difference is named: causes come before what follows from them.
+    # The error names the first difference, so causes come before their consequences.
     plain = plain_settings(first | of_task | others)
     return {name: value for name, value in plain.items() if not _OF_ONE_PROCESS & set(name.split("."))}
 
@@ -85,12 +85,12 @@ def step_settings(options: StepOptions) -> dict[str, Any]:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass; of anything else none."""
+    """The fields of a dataclass; empty for anything else."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     return {field.name: getattr(value, field.name) for field in fields}
 
 
-# What to do about a setting that differs, where it is no argument. A process that has none of these may differ.
+# Advice for settings that differ and are not arguments. A process that lacks one of them may differ.
 _ADVICE = {
     "first_batches": "all must read the same data; if they are shuffled, use shuffle(..., seed=1)",
     "precision": "precision='auto' chooses by each process's devices; name one precision for all processes",
@@ -100,7 +100,7 @@ _ADVICE = {
 
 
 def check_same(found: Mapping[str, Mapping[str, Plain]]) -> None:
-    """Raises UserError if a process has another value of a setting than the first one; the message names it.
+    """Raises UserError, with its name, if a process has another value of a setting than the first process.
 
     Args:
       found: the settings of each process, by the process's name.
@@ -118,7 +118,7 @@ def check_same(found: Mapping[str, Mapping[str, Plain]]) -> None:
 
 
 def _shown(settings: Mapping[str, Plain], what: str) -> str:
-    """A setting's value; of a list its elements."""
+    """A setting's value; for a list its elements."""
     text = str(settings.get(what))
     if text.endswith(_LIST):
         text = ",".join(str(value) for name, value in settings.items() if name.startswith(f"{what}.")) or text
@@ -126,7 +126,7 @@ def _shown(settings: Mapping[str, Plain], what: str) -> str:
 
 
 def changes(before: Mapping[str, Plain], now: Mapping[str, Plain]) -> list[str]:
-    """The settings of both that differ, as 'batch_size was 32, is 64'."""
+    """The settings in both that differ, such as 'batch_size was 32, is 64'."""
     both = [name for name in now if name in before and before[name] != now[name]]
     return [f"{name} was {before[name]}, is {now[name]}" for name in both]
 
@@ -135,7 +135,7 @@ def _describe(name: str, value: Any, found: dict[str, Plain]) -> None:
     if isinstance(value, np.generic):
         value = value.item()
     if name.endswith("_seconds"):
-        return  # a deadline decides no number
+        return  # a deadline does not affect numbers
     if value is None or isinstance(value, bool | int | float | str):
         # A number that JSON can't hold is compared by its text.
         found[name] = value if not isinstance(value, float) or np.isfinite(value) else str(value)
@@ -154,7 +154,7 @@ def _describe(name: str, value: Any, found: dict[str, Plain]) -> None:
 
 
 def _describe_fields(name: str, value: Any, found: dict[str, Plain]) -> None:
-    """The class's name and the fields; a class of one field is described by this field alone."""
+    """Describes the class's name and its fields; a class with a single field only by this field."""
     fields = dataclasses.fields(value)
     if len(fields) == 1:
         _describe(name, getattr(value, fields[0].name), found)
@@ -170,7 +170,7 @@ def _name_of(value: Any) -> str:
     if hasattr(value, "shape") or isinstance(value, list | tuple):
         return _described_array(value)
     if hasattr(value, "get_config") and not isinstance(value, keras.Model | type):
-        # Keras's own losses keep their arguments apart from their configuration.
+        # Keras's own losses keep their arguments outside of their configuration.
         config = {**value.get_config(), **getattr(value, "_fn_kwargs", {})}
         return f"{type(value).__name__}({config})"
     # Without the address that the text of an object may contain.

@@ -1,4 +1,4 @@
-"""The strategy 'slices': the layers of a tower are divided over its devices, towers divide the batch."""
+"""The strategy 'slices': layers are divided over a tower's devices, and the towers divide the batch."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,7 +28,10 @@ class SliceOptions:
     """How layers are divided.
 
     Attributes:
-      layout: (pattern of layers' paths, split), as for `towers.slices.layout.Layout`.
+      layout: pairs (pattern of layers' paths, split), as for `towers.slices.layout.Layout`.
+
+    Raises:
+      UserError: `layout` does not consist of such pairs.
     """
 
     layout: tuple[tuple[str, str], ...] = ()
@@ -50,7 +53,7 @@ class SlicedTowers:
 
     Attributes:
       options: how layers are divided.
-      layout: how the layers are split, when the model is divided.
+      layout: how the layers are split; set once the model is divided.
     """
 
     name = "slices"
@@ -65,7 +68,7 @@ class SlicedTowers:
         slices: how layers are divided; None for the defaults.
 
         Raises:
-          UserError: towers of one device, an update rule that needs whole parameters, or XLA.
+          UserError: towers have one device each, the update rule needs whole parameters, or `xla` is set.
         """
         self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, slices or SliceOptions()
@@ -77,7 +80,7 @@ class SlicedTowers:
         check_grouped(options)
 
     def check(self, shares):
-        """Nothing to check: `Engine` does."""
+        """Nothing to do: `Engine` checks the batch size."""
 
     def divide(self, model, decided=decided_here):
         self.layout = Layout(model, len(self.devices.groups[0]), self.options.layout)
@@ -121,7 +124,7 @@ class SlicedTowers:
 
     @property
     def layout_table(self) -> str:
-        """A line for each parameter: its split, its devices and its collective."""
+        """A table with a line for each parameter: its split, devices and collective."""
         return layout_table(self.layout, self.devices.groups[0])
 
     @property
@@ -145,7 +148,7 @@ def slices_strategy(
       slices: how layers are divided; None for the defaults.
 
     Raises:
-      UserError: towers of one device, an update rule that needs whole parameters, XLA, or a layout that does not
-        fit the model.
+      UserError: towers have one device each, the update rule needs whole parameters, `xla` is set, or the layout
+        does not fit the model.
     """
     return GroupedStrategy(task, options, SlicedTowers(task, devices, options, slices), shares=shares)

@@ -1,4 +1,4 @@
-"""The part of every synchronous strategy that runs on the host: the loop over steps and their reports, evaluation.
+"""The host's part of every synchronous strategy: the loop over steps, their reports, and evaluation.
 
 The engine decides where towers run and how their gradients are summed.
 """
@@ -44,7 +44,7 @@ from towers.tower import EvaluationResult
 class SynchronousStrategy:
     """Implements `strategies.contract.Strategy` over an engine."""
 
-    # When the steps before were done.
+    # The time when the previous steps were done.
     _done_at = 0.0
 
     def __init__(
@@ -64,9 +64,9 @@ class SynchronousStrategy:
         options: how a step computes.
         make_engine: function of (template model, spec of a batch) that returns the engine.
         num_towers: number of towers of all workers, for reports.
-        unprepared: whether towers prepare the features, if the task can be read so (`towers.input.unprepared`).
-        steps_per_execution: number of steps in an execution of a graph; None lets their time decide. With
-          several, the engine's step must be one call without collectives.
+        unprepared: whether towers prepare the features if the task supports it (`towers.input.unprepared`).
+        steps_per_execution: number of steps in an execution of a graph; None chooses it by the time of a step.
+          With several, the engine's step must be one call without collectives.
         """
         self._unprepared, self._late = unprepared, LateReports()
         self.name, self.num_towers = name, num_towers
@@ -77,7 +77,7 @@ class SynchronousStrategy:
         # The template is never trained, so only the spec of the input is needed here.
         self.engine = make_engine(self.model, self._batches.spec)
         if steps_per_execution is None and not reads_in_graph(self.engine):
-            steps_per_execution = 1  # unrolled steps are asked for by number
+            steps_per_execution = 1  # unrolled steps only if the user asks for a number
         self._length = ExecutionLength(steps_per_execution)
         if (placed := self.engine.placed_input) is not None:
             # The batches of an execution are read before it.
@@ -85,7 +85,7 @@ class SynchronousStrategy:
         self._executions = Executions(
             self.engine, self.model, options.rate, self._batches, self._next_batch, self._length
         )
-        # They may have left it open.
+        # The options may have left `xla` open.
         self.options = dataclasses.replace(options, xla=bool(self.engine.options.xla))
         self._causes = Causes(task=self.task, model=self.model, all_true=self._all_true)
         self._bad_steps = BadSteps(
@@ -106,7 +106,7 @@ class SynchronousStrategy:
 
     def _build_template(self) -> keras.Model:
         keras.utils.set_random_seed(self.options.seed)
-        # The engine holds the parameters that are trained: the template need not use a GPU's memory.
+        # The engine holds the trained parameters, so the template need not use a GPU's memory.
         with tf.device("/device:CPU:0"):
             return built_model(self.task, self.options.precision)
 
@@ -147,7 +147,7 @@ class SynchronousStrategy:
 
     @property
     def shares_by_worker(self) -> tuple[tuple[float, ...], ...]:
-        """Share of each tower in a global batch, by the workers that cut it first."""
+        """Shares of the towers in a global batch, by worker; workers cut the batch first."""
         return (self.engine.parts.all_shares,)
 
     @property
@@ -162,7 +162,7 @@ class SynchronousStrategy:
 
     @property
     def step(self) -> int:
-        # Reading the counter waits for all steps that were started.
+        # Reading the counter would wait for all started steps.
         return int(self.engine.counters.step) if self._late.end is None else self._late.end
 
     @property
@@ -198,7 +198,7 @@ class SynchronousStrategy:
         return found | {f"task.{name}" if name in found else name: value for name, value in of_task.items()}
 
     def mode_settings(self) -> dict[str, object]:
-        """The options of this mode alone, by name."""
+        """The options that only this mode has, by name."""
         return {}
 
     def run_steps(self, num_steps: int) -> StepReport:
@@ -210,7 +210,7 @@ class SynchronousStrategy:
 
     @property
     def _reports_late(self) -> bool:
-        """Whether steps begin before the outcomes of those before are known. Masks apply none after a bad one."""
+        """Whether steps begin before earlier outcomes are known; masks skip all updates after a bad step."""
         return self.engine.masked
 
     def start_steps(self, num_steps: int) -> StepReport | None:
@@ -221,7 +221,7 @@ class SynchronousStrategy:
             self._begin()
         first, outcomes, self._executions.input_seconds = self.step, [], 0.0
         for some in self._executions.started(first, num_steps):
-            if not outcomes:  # the device goes on with these steps while those before are reported
+            if not outcomes:  # the device continues with these steps while earlier ones are reported
                 self._late.read(self._reported)
             outcomes += some
         self._late.add(first, outcomes, self._executions.input_seconds)
@@ -246,7 +246,7 @@ class SynchronousStrategy:
             step=end,
             learning_rate=self.options.rate(max(end - 1, 0)),
             seconds=seconds,
-            input_seconds=min(input_seconds, seconds),  # the host may wait while steps before are computed
+            input_seconds=min(input_seconds, seconds),  # the host may wait while earlier steps are computed
         )
 
     def _next_batch(self, step: int) -> Batch:

@@ -1,4 +1,4 @@
-"""The strategy 'towers': towers on the devices of one process, parameters on one of these or on all."""
+"""The strategy 'towers': towers on the devices of one process, parameters on one or all of these devices."""
 
 import dataclasses
 import functools
@@ -37,11 +37,11 @@ def towers_strategy(
 
     Args:
       task, devices, options, shares, steps_per_execution: as for `strategies.registry.build_strategy`.
-      parts: how a batch is cut for the towers, if not by their shares alone.
+      parts: how a batch is cut for the towers; None to cut it by their shares.
 
     Raises:
-      UserError: shares that don't match the towers, a batch too small for all towers, or several steps in an
-        execution that can't have them.
+      UserError: shares don't match the towers, the batch is too small for all towers, or an option does not allow
+        several steps in an execution.
     """
     alone = _why_alone(devices, options)
     if steps_per_execution is not None:
@@ -74,22 +74,22 @@ def towers_strategy(
 
 
 def _traced(devices: Devices, options: StepOptions) -> Callable:
-    """What makes the graphs of the towers."""
+    """The function that makes the towers' graphs."""
     if devices.zero == 3:
         return GatheredOnce
     if _exchanges(devices, options) and devices.on_cpu:
         return functools.partial(TracedTogether, devices=devices.towers)
-    # Between GPUs NCCL sums.
+    # Between GPUs NCCL computes the sums.
     return TracedOnce
 
 
 def _exchanges(devices: Devices, options: StepOptions) -> bool:
-    """Whether a tower's pass exchanges sums with the others."""
+    """Whether a tower's pass exchanges sums with other towers."""
     return options.batch_stats == "synced" and devices.num_towers > 1
 
 
 def _check_count(steps_per_execution: object, alone: str) -> None:
-    """Raises UserError for what is no number of steps in an execution, or for several that can't be had."""
+    """Raises UserError for an invalid number of steps in an execution, or for several if `alone` forbids it."""
     given = f"steps_per_execution={steps_per_execution!r}"
     if not is_integer(steps_per_execution) or steps_per_execution < 1:
         raise UserError(f"{given}: must be an integer of at least 1; use for example 32, or omit it")
@@ -98,7 +98,7 @@ def _check_count(steps_per_execution: object, alone: str) -> None:
 
 
 def _why_alone(devices: Devices, options: StepOptions) -> str:
-    """The option with which an execution can't have several steps, and the reason; '' if there is none."""
+    """The option that does not allow several steps in an execution, and the reason; '' if all allow it."""
     if options.accumulation > 1:
         return f"accumulation={options.accumulation}: each microbatch is an execution"
     if config.is_op_determinism_enabled():
@@ -109,7 +109,7 @@ def _why_alone(devices: Devices, options: StepOptions) -> str:
 
 
 def _placed(devices: Devices, model: keras.Model, batch_spec: Batch, options: StepOptions) -> Devices:
-    """The devices with the parameters where they are best for this model, if that was left open."""
+    """The devices, with the best parameter device for this model if the user left it open."""
     if not devices.automatic:
         return devices
     variables = ModelVariables.of(model).parameters

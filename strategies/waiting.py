@@ -15,14 +15,14 @@ from towers.errors import UserError
 _PROBE_SECONDS = 0.2
 _CONNECT_SECONDS = 0.3
 _ANSWER_SECONDS = 1.0
-# A process that listens and says nothing for so long is of another kind.
+# A process that listens and sends nothing for this long is of another kind.
 _SILENT_SECONDS = 10.0
-# A process of the other kind connects again and again for so long; a stranger that knows its first bytes does not.
+# A process of the other kind reconnects repeatedly for this long; a stranger that knows its first bytes does not.
 _INSISTS_SECONDS, _LONGEST_GAP_SECONDS = 3.0, 1.5
 _LONGEST_WORD = 64
-# Connections the kernel keeps until they are accepted: many workers look in the same moment.
+# Number of connections that the kernel queues until they are accepted: many workers connect at the same moment.
 _KEPT_CONNECTIONS = 1024
-# Begins no connection of a process that says no word.
+# The default of `other_kind`: no process sends these bytes first.
 _NOBODY = b"\0"
 
 
@@ -36,14 +36,15 @@ def wait_for_all(
 ) -> None:
     """Listens on this member's address until every other member listens on its own.
 
-    Strangers may connect meanwhile and are ignored, unless connections that begin with `other_kind` keep coming.
+    Connections of strangers are ignored meanwhile, unless connections that begin with `other_kind` keep coming.
 
     Args:
       this: this process.
       others: the processes to wait for.
       timeout_seconds: seconds to wait.
-      word: what this process says to whoever connects, and expects of the others: what all must have in common. A
-        server of TensorFlow is accepted too: a restarted process finds the others' servers. '' expects nothing.
+      word: the text that this process sends to whoever connects, and expects from the others: all must have the
+        same. A server of TensorFlow is accepted too, because a restarted process finds the others' servers. ''
+        expects nothing.
       other_kind: the first bytes of a process that was started without the word.
 
     Raises:
@@ -86,17 +87,17 @@ def _is_there(member: Member, word: str) -> bool:
 
 
 def grpc_answers(address: str) -> bool | None:
-    """Whether the gRPC server at 'host:port' lives; None if nobody listens there.
+    """Whether the gRPC server at 'host:port' is alive; None if nothing listens there.
 
-    The kernel accepts connections to a process that stands still. A live server speaks first, in threads of its
-    own, whatever its program computes.
+    The kernel accepts connections even to a suspended process. A live server sends first, from its own threads,
+    whatever its program computes.
     """
     answer = _first_words(address, _CONNECT_SECONDS)
     return None if answer is None else _is_of_grpc(answer)
 
 
 def _first_words(address: str, connect_seconds: float) -> bytes | None:
-    """What 'host:port' says to whoever connects: b'' for nothing in time, None if nobody listens there."""
+    """The first bytes from 'host:port': b'' for nothing in time, None if nothing listens there."""
     try:
         with _connected(address, connect_seconds) as connection:
             connection.settimeout(_ANSWER_SECONDS)
@@ -108,12 +109,12 @@ def _first_words(address: str, connect_seconds: float) -> bytes | None:
 
 
 def _is_of_grpc(answer: bytes | None) -> bool:
-    # A gRPC server begins with a frame of HTTP/2, whose length has three bytes, the first of them 0.
+    # A gRPC server begins with an HTTP/2 frame, whose length has three bytes, the first of them 0.
     return answer is not None and answer[:1] == b"\0"
 
 
 class _Doorkeeper:
-    """Context manager: says the word to whoever connects to a listening socket. Nobody is waited for.
+    """Context manager: sends the word to whoever connects to a listening socket, without waiting for anyone.
 
     Attributes:
       is_pressed: whether connections with the bytes of another kind of process keep coming.
@@ -145,10 +146,10 @@ class _Doorkeeper:
 
 
 def listening(member: Member) -> socket.socket:
-    """A socket that listens where the member's server will. The kernel accepts connections to it.
+    """A socket that listens where the member's server will listen. The kernel accepts connections to it.
 
     Raises:
-      UserError: it cannot listen there, usually because another program does.
+      UserError: the socket cannot listen there, usually because another program does.
     """
     listener = socket.socket(member.family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

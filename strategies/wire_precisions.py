@@ -1,4 +1,4 @@
-"""The precisions in which gradients may cross a wire, of a ring and of parameter servers."""
+"""The precisions in which rings and parameter servers may send gradients."""
 
 import tensorflow as tf
 

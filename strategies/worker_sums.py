@@ -31,7 +31,7 @@ def summed_except_gradients(
     is_first: tf.Tensor | bool,
     policy: str,
 ) -> WorkerSums:
-    """One exchange of everything except the gradients, which are large and are exchanged once a step.
+    """Sums everything except the gradients in one exchange; the large gradients are exchanged once a step.
 
     Args:
       own: this worker's (or replica's) sums over its part of the (micro)batch.
@@ -46,7 +46,7 @@ def summed_except_gradients(
     of_all, (examples, *scalars) = summed[: len(changes)], summed[len(changes) :]
     result = with_scalars(own, scalars)
     new_state = batch_stats.changed(state, dict(zip(changes, of_all, strict=True)), result.weight, policy)
-    # Where int32 is the host's a GPU's step would wait for it.
+    # int32 would be in the host's memory, and a GPU's step would wait for it.
     return WorkerSums(result._replace(new_state=new_state), tf.cast(examples, tf.int64))
 
 

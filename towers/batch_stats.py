@@ -5,8 +5,9 @@ The same formula in every mode, whether the towers are in one process or in seve
     average, synced  state + sum_i(w_i * (new_i - state)) / sum_i(w_i)     w_i: weight of tower i's examples
     first            the state of tower 0
 
-State is a list with a tensor for each variable. New state has, by index, those that a tower's pass changes, the
-same for all towers: frozen weights, a Normalization layer and the like are not in it, and stay as they are.
+State is a list with one tensor per variable. New state maps an index of that list to a value, for the variables
+that a tower's pass changes (the same ones on all towers). Frozen weights, a Normalization layer and the like are
+not in it and keep their values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from towers.errors import UserError
 from towers.packing import joined, packs, parted
 
 # With 'synced' the towers exchange statistics of batch norms inside the forward pass, so all return the same ones.
-# The state of a layer of a user's own, such as a mean of its inputs, still differs.
+# The state of a custom layer, such as a mean of its inputs, still differs.
 POLICIES = ("average", "first", "synced")
 # Statistics are small and many, so they are packed into vectors. Large variables gain nothing from a copy.
 _PACK_BYTES = 1 << 16
@@ -82,7 +83,7 @@ def changes(
       old: the state before, the same everywhere.
       new: this tower's, replica's or process's new state.
       weight: float32 scalar, the weight of its examples.
-      is_first: whether it is, or contains, tower 0.
+      is_first: whether this is tower 0, or the replica or process that contains it.
       batch_stats: one of POLICIES.
     """
     found = {}
@@ -95,9 +96,9 @@ def changes(
 
 
 def change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    """What makes the state after a pass of the state before, by addition. That of booleans is an integer."""
+    """after - before: added to `before` it gives `after`. For booleans it is an integer."""
     before, after = _number(before), _number(after)
-    # Infinity that stays infinite: minus itself it would be NaN.
+    # An infinity that stays infinite has the change 0: inf - inf would be NaN.
     return tf.where(tf.equal(after, before), tf.zeros_like(before), after - before)
 
 
@@ -125,7 +126,7 @@ def changed(
 
 
 def after(old: Sequence[tf.Tensor], new: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
-    """All state, from the state before and the new state."""
+    """All state after a pass: the new value of each variable that has one, otherwise the old value."""
     return [new.get(index, before) for index, before in enumerate(old)]
 
 
@@ -139,7 +140,7 @@ def _if_any(change: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def is_averaged(value: tf.Tensor | tf.Variable, batch_stats: str) -> bool:
-    """Whether a variable is averaged by weight. Integers have no average: they are tower 0's."""
+    """Whether a variable is averaged by weight. Integers have no average: they take tower 0's value."""
     return averages(batch_stats) and value.dtype.is_floating
 
 

@@ -1,6 +1,7 @@
 """Counters of a run: its progress, and its first step that was not finite. Checkpoints hold them.
 
-They are where steps are decided. What a step needs on the host is there too: no step waits for the last one.
+They are on the device that decides whether a step is applied. What the host needs for a step is also in the host's
+memory, so no step waits for the one before it.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from towers.devices import HOST
 from towers.precision import LossScaling
 
 _NONE = -1
-# The `good_steps` of a run without loss scaling: its loss scale is none that another run should resume with.
+# The `good_steps` of a run without loss scaling: another run must not resume with its loss scale.
 _UNSCALED = -1
 
 
@@ -56,14 +57,14 @@ class Counters:
 
     @property
     def device(self) -> str:
-        """Where steps are counted."""
+        """The device of the counters."""
         return self.step.device
 
     def read_index(self) -> tf.Tensor:
         """The value of `index` in the host's memory.
 
-        `read_value` puts it on the device of whoever reads it, or on the first GPU if nobody names one. The host
-        draws a step's seeds from it, and would wait for all that this GPU was asked for before.
+        By itself `read_value` copies the value to the reader's current device, or to the first GPU if none is set.
+        The host derives a step's seeds from it, and would wait for all work queued on that GPU.
         """
         with tf.device(HOST):
             return self.index.read_value()
@@ -71,7 +72,7 @@ class Counters:
     def on_one_device(self) -> "Counters":
         """The same counters, with `step` in place of `index`: for a graph that uses nothing on the host.
 
-        Whoever calls that graph calls `advance_index` too.
+        The caller of that graph must call `advance_index` too.
         """
         return dataclasses.replace(self, index=self.step)
 
@@ -88,9 +89,9 @@ class Counters:
         return kept
 
     def restart(self, scaling: LossScaling | None) -> None:
-        """Training continues from values that were restored: forgets the bad step.
+        """Prepares restored counters for further training: forgets the bad step.
 
-        Begins loss scaling anew if one of the two runs has none.
+        Also restarts loss scaling if either the saved run or this one has none.
         """
         self.bad_step.assign(_NONE)
         if scaling is None or int(self.good_steps) == _UNSCALED:
@@ -100,10 +101,10 @@ class Counters:
             self.index.assign(int(self.step))
 
     def advance(self, examples, finite, loss_finite, scaling: LossScaling | None, stop: bool) -> None:
-        """Counts one step, in a graph. Under `stop`, no step is counted after a bad one.
+        """Counts one step, in a graph. With `stop`, no step is counted after a bad one.
 
-        Under loss scaling an overflow (gradients not finite, loss finite) lowers the scale and skips the step. At
-        the smallest scale it counts as a bad step, as a loss does that is not finite.
+        Under loss scaling an overflow (gradients not finite, loss finite) lowers the scale and skips the step. An
+        overflow at the smallest scale counts as a bad step, like a loss that is not finite.
         """
         bad = tf.logical_not(finite)
         if scaling is not None:
@@ -120,7 +121,7 @@ class Counters:
             first_bad = tf.logical_and(bad, running)
             self.bad_step.assign(tf.where(first_bad, self.step.read_value(), self.bad_step.read_value()))
         with tf.device(HOST):
-            if examples.dtype == tf.int32:  # the host's; that of workers with GPUs is on the device
+            if examples.dtype == tf.int32:  # int32 is on the host; workers with GPUs have int64 on the device
                 examples = tf.cast(examples, tf.int64)
         with tf.control_dependencies([finite]):  # a step that ends in an error is not counted
             self.step.assign_add(tf.cast(running, tf.int64))

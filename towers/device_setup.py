@@ -42,18 +42,18 @@ def configure_devices(
     Args:
       num_towers: None for one tower for each GPU, or for each core but at most one for each 32 examples.
       kind: 'cpu', 'gpu', or 'auto' for GPUs if there are any.
-      parameter_device: 'cpu', 'cpu:K' or 'gpu:K', 'sharded' for an owner among the towers' devices for each,
-        'replicated' for a copy on each tower's device; 'auto' for 'cpu', except that a strategy of towers on GPUs
-        chooses, when it knows the model.
+      parameter_device: 'cpu', 'cpu:K' or 'gpu:K', 'sharded' to give each parameter an owner among the towers'
+        devices, 'replicated' for a copy on each tower's device; 'auto' for 'cpu', but a strategy with towers on
+        GPUs chooses once it knows the model.
       threads_per_tower: None for cores / towers, or what TensorFlow has if it already runs.
       num_processes: number of processes that share this machine's cores, this one included.
       batch_size: examples of a batch that this process computes at once; None if it is not known yet. It only
         lowers the default number of towers.
-      cores_per_tower: the fewest cores of each CPU tower if `num_towers` is None.
+      cores_per_tower: minimum number of cores of each CPU tower if `num_towers` is None.
       zero: the stage of ZeRO over the towers; 0 for none.
       offload: 'optimizer' for slots and updates on `parameter_device`, and a copy of the parameters on each
         tower's device.
-      own_gpus: which of the GPUs that TensorFlow finds are this process's own, by index; None for all.
+      own_gpus: indices, among the GPUs that TensorFlow finds, of those that this process may use; None for all.
       tf32: whether GPUs compute products of float32 in TensorFloat-32: faster, with 10 bits of mantissa.
       deterministic: whether to use only operations that give the same bits each time, on GPUs too. TensorFlow
         replaces those that do not (the sums of embeddings' gradients among them), and an operation that it cannot
@@ -82,7 +82,7 @@ def configure_devices(
     threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
     asked = "cpu" if parameter_device == AUTOMATIC else parameter_device
     own_device = ("gpu:0" if on_gpu else "cpu:0") if spread_by(asked, zero) else asked
-    # Each of the others would get a context, of some hundred MB.
+    # Each visible GPU gets a context of some hundred MB, so those without a tower are hidden.
     gpus = gpus[: max(count, _parameter_gpu(own_device) + 1)] if on_gpu else []
     parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
     found_threads = _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads, cores=cores)
@@ -116,12 +116,12 @@ def physical_gpus() -> list[tf.config.PhysicalDevice]:
 
 
 def lowest_compute_capability() -> tuple[int, int]:
-    """The lowest compute capability of the visible GPUs; (0, 0) if one does not tell it."""
+    """The lowest compute capability of the visible GPUs; (0, 0) if one does not report it."""
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return min((found.get("compute_capability", (0, 0)) for found in details), default=(0, 0))
 
 
-# Where each stage of ZeRO has the parameters.
+# The parameter device of each stage of ZeRO.
 _ZERO_DEVICES = {1: REPLICATED, 2: REPLICATED, 3: SHARDED}
 
 
@@ -141,7 +141,7 @@ def _check_batch_size(batch_size: int | None) -> None:
 
 
 def _gpus_of_process(own_gpus: Sequence[int] | None) -> list[tf.config.PhysicalDevice]:
-    """Those of `own_gpus`, or all."""
+    """The GPUs whose indices are in `own_gpus`; all for None."""
     found = physical_gpus()
     if own_gpus is None:
         return found
@@ -216,7 +216,7 @@ def _parameter_device(text: str, *, num_cpus: int, num_gpus: int) -> str:
 
 
 def _parameter_gpu(text: str) -> int:
-    """K of 'gpu:K'; -1 for anything else, which `_parameter_device` judges."""
+    """K of 'gpu:K'; -1 for anything else, which `_parameter_device` checks."""
     match = re.fullmatch(r"gpu:(\d+)", text.strip().lower())
     return -1 if match is None else int(match.group(1))
 
@@ -228,7 +228,7 @@ def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> int:
     """
     try:
         if tf.config.get_visible_devices("GPU") != gpus:
-            # Those that are not visible get no context, so no memory.
+            # A GPU that is not visible gets no context, so it uses no memory.
             tf.config.set_visible_devices(gpus, "GPU")
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -249,7 +249,7 @@ def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> int:
 
 
 def _check_threads(asked: int | None, wanted: int, found: int) -> None:
-    """If the user asked for a number of threads, TensorFlow must have what was wanted."""
+    """Raises UserError if the user asked for a number of threads and TensorFlow already runs with another."""
     if asked and wanted != found:
         raise UserError(
             f"threads_per_tower={wanted}: TensorFlow already runs in this process with {found}; configure the "
@@ -273,15 +273,15 @@ def _optimize_towers_alone() -> None:
 
 
 def _keep_gathers() -> None:
-    """Keeps TensorFlow's optimizer of dependencies from sending parameters before a tower waits for them.
+    """Disables TensorFlow's dependency optimizer, so that owners send parameters only when a tower needs them.
 
-    It would replace an Identity on the owner, which waits for the tower, by a wait on the tower.
+    That optimizer would replace an Identity on the owner, which waits for the tower, by a wait on the tower.
     """
     tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
 
 
 def _set_threads(threads: int, at_once: int) -> int:
-    """Sets the numbers of threads of an operation, and of operations at once; returns the first one.
+    """Sets the intra-op (`threads`) and inter-op (`at_once`) number of threads; returns the intra-op number.
 
     If TensorFlow already runs, its own numbers stay.
     """

@@ -7,16 +7,16 @@ import dataclasses
 
 from towers.hardware.gpus import Gpu
 
-# The parameter device that is chosen by the number of GPUs and the model's size; without GPUs the first CPU.
+# Parameter device: chosen by the number of GPUs and the model's size; without GPUs the first CPU.
 AUTOMATIC = "auto"
-# The parameter device of an owner among the towers for each parameter.
+# Parameter device: each parameter has an owner among the towers' devices.
 SHARDED = "sharded"
-# The parameter device of a copy of every parameter on each tower's device.
+# Parameter device: each tower's device has a copy of every parameter.
 REPLICATED = "replicated"
 # Batches come from the host's memory: they are sliced there and each part is sent to its tower.
 HOST = "/device:CPU:0"
 # The default number of CPU towers leaves each at least this many examples of a batch. With fewer, batch statistics
-# are noisy, and a model with batch norm would depend on the number of cores more than it need.
+# are noisy, and the results of a model with batch norm would depend on the number of cores more than necessary.
 EXAMPLES_PER_TOWER = 32
 # A tower of t threads computes t**0.84 times as much as one of one thread: ResNet-20 on two cores of an Intel Xeon
 # with AMX, 804 images/s in one tower of two threads, 899 in two towers. More threads were not measured.
@@ -31,8 +31,8 @@ class Devices:
       towers: the device of each tower; several towers may share one.
       parameters: the device of the parameters, the update and its slots; if they are sharded, that of the rest.
       threads_per_tower: number of threads for one operation of a tower; 0 for TensorFlow's own choice.
-      default_of_cores: the number of cores, if nobody set the number of CPU towers; else 0. Small batches then get
-        fewer towers.
+      default_of_cores: the number of cores if the user did not set the number of CPU towers; else 0. Small batches
+        then get fewer towers.
       lowered_from: the number of towers before a small batch lowered it; 0 if it did not.
       sharded: whether each parameter, with its update and its slots, is on one of the towers' devices.
       replicated: whether each of the towers' devices has a copy of the parameters and of the slots.
@@ -42,14 +42,15 @@ class Devices:
       groups: the devices of each tower if a tower has several, from `towers.grid.Grid.groups`. `towers` are then
         the first of each.
       gpus: the GPUs of the towers, in the order of their device names; () on CPUs.
-      automatic: whether a strategy that can choose where parameters are does so; `parameters` is for others.
-      reason: why the parameters are where they are, if it was chosen so; otherwise ''.
-      masks: whether masks leave out an update; None to decide it by the device of the parameters.
+      automatic: whether a strategy that can choose the parameter device does so; the other strategies use
+        `parameters`.
+      reason: why this parameter device was chosen automatically; '' if it was not.
+      masks: whether masks, not conditionals, skip an update; None to decide it by the parameter device.
       packed_copies: whether tensors are sent from one device to another in packs (`towers.packed_copies`); None to
         decide it by the devices.
       tf32: whether GPUs compute products of float32 in TensorFloat-32.
-      deterministic: whether operations run that give the same bits each time.
-      cpu_instructions: those of `towers.hardware.cpu_instructions` that kernels may use.
+      deterministic: whether only operations run that give the same bits each time.
+      cpu_instructions: CPU instructions that kernels may use, from `towers.hardware.cpu_instructions`.
       compiles_kernels: whether XLA may compile kernels of layers.
       input_on_towers: whether each tower's part of a batch is copied to its device one step ahead, and prepared
         there (`placed_input` and `unprepared` in `towers.input`). On CPUs the host prepares batches, and a step
@@ -78,7 +79,7 @@ class Devices:
     input_on_towers: bool = False
 
     def masked(self, updating: str) -> bool:
-        """Whether masks (`towers.parameters.permission`) leave out an update on a device, and not a conditional.
+        """Whether masks (`towers.parameters.permission`) skip an update on a device, instead of a conditional.
 
         A GPU would wait for a conditional in every step. On CPUs masks take longer.
         """
@@ -98,7 +99,7 @@ class Devices:
 
     @property
     def spread(self) -> str:
-        """The argument that puts parameters or slots on the towers' devices; '' if none does."""
+        """The name and value of the argument that puts parameters or slots on the towers' devices; '' for none."""
         spread = SHARDED if self.sharded else REPLICATED if self.replicated else ""
         return spread_by(spread, self.zero, self.offload)
 
@@ -125,7 +126,7 @@ class Devices:
 
     @property
     def choice(self) -> str:
-        """Where the parameters were chosen to be: 'cpu:0', 'gpu:0' or 'replicated'; '' if nobody had to choose."""
+        """The parameter device that was chosen automatically: 'cpu:0', 'gpu:0' or 'replicated'; '' if none was."""
         return (REPLICATED if self.replicated else _short(self.parameters)) if self.reason else ""
 
     def placed(self, parameter_device: str, reason: str) -> "Devices":
@@ -146,9 +147,9 @@ class Devices:
         )
 
     def for_examples(self, num_examples: int) -> "Devices":
-        """The first towers only, if nobody set their number and a pass over `num_examples` needs fewer.
+        """Only the first towers, if the user did not set their number and a pass over `num_examples` needs fewer.
 
-        It is too late for other numbers of threads, so as many as possible remain.
+        The number of threads can no longer change, so as many towers as possible remain.
         """
         count = most_towers(self.default_of_cores, num_examples)
         if not self.default_of_cores or count >= self.num_towers:
@@ -156,9 +157,9 @@ class Devices:
         return dataclasses.replace(self, towers=self.towers[:count], lowered_from=self.num_towers)
 
     def grouped(self, groups: tuple[tuple[str, ...], ...]) -> "Devices":
-        """The same devices as groups, each a tower: see `towers.grid.Grid.groups`."""
+        """The same devices in groups, one for each tower: see `towers.grid.Grid.groups`."""
         towers = tuple(group[0] for group in groups)
-        # Their parameters and updates are on the devices of the groups; only scalars meet here.
+        # Parameters and updates are on the devices of the groups; only scalars meet on this device.
         parameters = towers[0] if is_gpu(towers[0]) else self.parameters
         return dataclasses.replace(
             self, towers=towers, parameters=parameters, groups=groups, default_of_cores=0, lowered_from=0
@@ -204,7 +205,7 @@ def _short(device: str) -> str:
 
 
 def spread_by(parameter_device: str, zero: int, offload: str = "") -> str:
-    """The argument that puts parameters or slots on the towers' devices; '' if none of these does."""
+    """The argument, as text, that puts parameters or slots on the towers' devices; '' for none."""
     if offload:
         return f"offload={offload!r}"
     if zero:
@@ -213,12 +214,12 @@ def spread_by(parameter_device: str, zero: int, offload: str = "") -> str:
 
 
 def most_towers(cores: int, num_examples: int) -> int:
-    """The largest number of CPU towers that each have a core and enough of so many examples; at least 1."""
+    """The largest number of CPU towers with a core and EXAMPLES_PER_TOWER examples each; at least 1."""
     return max(1, min(cores, num_examples // EXAMPLES_PER_TOWER))
 
 
 def default_towers(cores: int, num_examples: int | None = None, cores_per_tower: int = 1) -> int:
-    """Number of CPU towers if nobody set it: the one with which the threads of all towers compute most.
+    """Default number of CPU towers: the one with the highest estimated total speed.
 
     Six cores train a batch of 128 in three towers of two threads: a fourth tower would leave each one thread, and
     two cores idle.

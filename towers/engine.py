@@ -42,14 +42,15 @@ class Engine(abc.ABC):
       placement: where the variables live; a subclass sets it.
       tower: the training pass on one device; it knows the model's variables.
       parts: how the towers of this process divide a (micro)batch.
-      batch_spec: the spec of a (micro)batch of the task's dataset; what comes to the towers may have other dtypes.
-      placed_input: brings training batches to the towers' devices, and `train` gets what it yields; None if
-        `train` gets batches in the host's memory.
+      batch_spec: the spec of a (micro)batch of the task's dataset; the batches that reach the towers may have
+        other dtypes.
+      placed_input: copies training batches to the towers' devices; `train` then takes what it yields. None if
+        `train` takes batches in the host's memory.
       towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
-        `EvaluationFunction`. A tower of several devices has its own. One pass may compute all, as for
-        `TowerPasses`.
+        `EvaluationFunction`. Each tower of several devices has a pass of its own. One pass may also compute all
+        towers, as for `TowerPasses`.
       kernels, evaluation_kernels: which layers use other kernels than Keras's, in training and in evaluation.
-      masked: whether masks leave out an update that is not finite, as in `towers.parameters.permission`.
+      masked: whether masks skip an update that is not finite, as in `towers.parameters.permission`.
     """
 
     placement: Placement
@@ -79,7 +80,7 @@ class Engine(abc.ABC):
           towers of this process.
         step_spec: the spec of what `apply` gets as its batch; None for batch_spec, a whole batch.
         microbatches: as for `TowerPasses`.
-        traced: makes the graph of a tower, as `TracedOnce` does, or of all, as `TracedTogether`.
+        traced: makes the graph of one tower (`TracedOnce`) or of all towers together (`TracedTogether`).
 
         Raises:
           UserError: a batch too small for all towers, or a batch norm that asks for synchronized statistics
@@ -96,7 +97,7 @@ class Engine(abc.ABC):
         num_examples = split.fewest_examples(task.batch_size, num_cuts, all_shares)
         self.kernels = options.kernels(devices, num_examples)
         evaluated = split.fewest_examples(evaluation_batch_size(task), 1, all_shares)
-        # XLA compiles training passes alone.
+        # XLA compiles training passes only.
         self.evaluation_kernels = dataclasses.replace(options, xla=False).kernels(devices, evaluated)
         if tower_exchange is None and len(all_shares) > 1:
             tower_exchange = TowerExchange(len(all_shares))
@@ -130,7 +131,7 @@ class Engine(abc.ABC):
         self.first_function = _graph_of(self.first_sums, self._batch_spec)
 
     def _place_input(self, microbatches: int | None, *, batches_are_whole: bool) -> None:
-        """Makes `train` take what `placed_input` yields."""
+        """Sets `placed_input`, whose batches `train` then takes."""
         own = {"parts": self.parts, "devices": self.devices.towers}
         batch_spec, step_spec = self._batch_spec, self._step_spec
         if batches_are_whole:
@@ -168,20 +169,21 @@ class Engine(abc.ABC):
         return self.devices.parameters
 
     def rates(self, of_steps: Sequence[float]) -> Sequence[float | tf.Tensor]:
-        """The learning rates of some steps as `train` takes them best, one for each."""
+        """One learning rate for each step, in the form that `train` takes fastest."""
         return of_steps
 
     def train(self, batch: Batch | tuple[Batch, ...], rate: float | tf.Tensor) -> StepOutcome:
-        """One step on a global batch. The scalars returned may still be under computation on their devices.
+        """One step on a global batch. The devices may still be computing the scalars that this returns.
 
         Each microbatch is a call of its own, so memory and graph are those of one microbatch. A process that gets
-        only its part of each microbatch gets them as a tuple. With a `placed_input` the batch is what that yields.
+        only its part of each microbatch gets them as a tuple. With a `placed_input` the batch is one that it
+        yields.
         """
         if self._compiles_first and self.placed_input is None:
             self._compile_ahead(batch)
         self._compiles_first = False
         if not isinstance(rate, tf.Tensor):
-            with tf.device(HOST):  # a GPU would finish its work before it takes a number from Python
+            with tf.device(HOST):  # a number from Python would wait for all work queued on a GPU
                 rate = tf.constant(rate, tf.float32)
         if self.options.accumulation == 1:
             return self.train_function(batch, rate)
@@ -201,7 +203,7 @@ class Engine(abc.ABC):
         return self.apply_function(batch, sums, rate)
 
     def _compile_ahead(self, batch: Batch | tuple[Batch, ...]) -> None:
-        """Compiles in the background what the towers' parts of this batch need."""
+        """Starts to compile, in the background, the kernels for the towers' parts of this batch."""
         first, num_passes = (batch, self.options.accumulation) if isinstance(batch, Batch) else (batch[0], 1)
         at_once, *_ = split.sizes(int(batch_length(first)), split.even_shares(num_passes))
         calls = {
@@ -215,7 +217,7 @@ class Engine(abc.ABC):
     # Whether the next `train` compiles kernels ahead. Engines whose towers `make_towers` makes do not.
     _compiles_first = True
 
-    # Whether a microbatch without an example can be left out: no other process waits for this one's sums.
+    # Whether an empty microbatch is skipped: only if no other process waits for this one's sums.
     _needs_examples = False
 
     def evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
@@ -232,7 +234,7 @@ class Engine(abc.ABC):
         return function.get_concrete_function().graph
 
     def train_in_graph(self, batch: Batch, rate: tf.Tensor) -> StepOutcome:
-        """One step on an undivided batch, for a graph that is being traced."""
+        """One step on an undivided batch. Call it while tracing a graph."""
         return self.apply(batch, self.first_sums(batch), rate)
 
     @property

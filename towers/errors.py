@@ -19,8 +19,8 @@ def check_kind(name: str, value: object, kind: type, fix: str) -> None:
     """Raises UserError if an argument is no instance of its type.
 
     Args:
-      name: of the argument.
-      value: of the argument.
+      name: name of the argument.
+      value: value of the argument.
       kind: its type.
       fix: what to pass, for the message.
     """

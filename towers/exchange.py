@@ -26,8 +26,8 @@ class TowerExchange:
     Attributes:
       num_towers: number of towers.
       group_key: says which devices take part: one of each tower.
-      new_group_key: makes keys for the towers' other devices; the same in all processes that have such towers (a
-        process's own counter would give equal keys by luck).
+      new_group_key: makes keys for the towers' other devices; the same in all processes that have such towers
+        (with a counter in each process, keys would agree only by luck).
       order: the order in which all towers launch their exchanges; None on CPUs, where any order works.
       hint: 'nccl' for whole GPUs, which TensorFlow would not choose by itself; 'auto' for its own ring.
     """
@@ -40,7 +40,7 @@ class TowerExchange:
     _instances: itertools.count = dataclasses.field(default_factory=lambda: itertools.count(1))
 
     def again(self) -> "TowerExchange":
-        """An exchange of the same towers that counts from 1: for a tower that is traced by itself, as all are."""
+        """A new exchange of the same towers, counting from 1: one for each tower that is traced by itself."""
         order = None if self.order is None else LaunchOrder()
         return TowerExchange(self.num_towers, self.group_key, self.new_group_key, order, self.hint)
 
@@ -51,7 +51,7 @@ class TowerExchange:
         return self.order.after_others(lambda: self._sum(value))
 
     def when_all_are_done(self, tensors):
-        """The same tensors, after all exchanges of a tower: others that follow can't be launched between them."""
+        """The same tensors after all exchanges of a tower: later collectives can't be launched between those."""
         return tensors if self.order is None else self.order.when_all_are_done(tensors)
 
     def _sum(self, value: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,7 @@
 """Several training steps in one execution of a graph, for steps that are about as short as a call from Python.
 
     loop        while k < n:  next batch -> step -> row k of each number of the outcomes     on CPUs
-    unrolled    n batches that are there -> step 0, step 1, ...                              on GPUs
+    unrolled    n batches read before -> step 0, step 1, ...                                 on GPUs
 
 One execution of a step takes 0.2 to 0.3 ms of Python and TensorFlow, whatever it computes, and reading a batch
 and its outcome take as long again. Milliseconds a step, one at a time, in a loop, and by others (a dense network
@@ -12,10 +12,10 @@ of 1,474 parameters, AdamW, AMD EPYC, Zen 5, two cores; Keras with 1 and 32 step
     64, 2               0.48 to 0.64     0.26
     256, 2              0.54 to 0.63     0.28
 
-Four or eight steps unrolled take 0.19 to 0.37 ms a step there, and twice as long to trace. GPUs get them all the
-same: TensorFlow has what a loop passes on sent to the host and back in each round. Nor is a batch read within the
-graph there: what comes from the host, if only to say that something is done, waits for all that the GPU was asked
-for before.
+Four or eight steps unrolled take 0.19 to 0.37 ms a step there, and twice as long to trace. GPUs run unrolled steps
+nevertheless: in a loop TensorFlow would send the loop variables to the host and back in each iteration. Nor does
+the graph read batches on GPUs: anything that comes from the host, even a mere signal, waits for all work queued on
+the GPU.
 """
 
 import itertools
@@ -28,12 +28,13 @@ import tensorflow as tf
 from towers.devices import HOST
 from towers.mean_and_update import StepOutcome
 
-# Of a batch and a learning rate; it is traced.
+# Takes a batch and a learning rate; it is traced.
 Step = Callable[[Any, tf.Tensor], StepOutcome]
 
 _RATE = tf.TensorSpec([], tf.float32)
-# The scope of the operation that reads a batch, and its name in an error: '[[while/next_batch/IteratorGetNext]]'.
-# Transfers of what it read, which the error of a step may name, are '[[while/next_batch/IteratorGetNext/_42]]'.
+# The name scope of the operation that reads a batch. An error names that operation
+# '[[while/next_batch/IteratorGetNext]]'; the error of a step may name a transfer of the batch,
+# '[[while/next_batch/IteratorGetNext/_42]]'.
 _READING = "next_batch"
 _READING_FAILED = re.compile(rf"{_READING}/\w+[\]}}]")
 
@@ -42,7 +43,7 @@ class LoopOfSteps:
     """Reads batches from an iterator and computes steps, whose outcomes are in the host's memory.
 
     Attributes:
-      begun: index of the step of an execution that was begun last, from the reading of its batch on.
+      begun: index, within an execution, of the step that started last; a step starts by reading its batch.
     """
 
     def __init__(self, step: Step, *, elements: tf.data.Iterator, like: StepOutcome):
@@ -54,13 +55,13 @@ class LoopOfSteps:
         self._step, self._like = step, like
         with tf.device(HOST):
             self.begun = tf.Variable(0, trainable=False)
-        # Traced here, for any number of steps, and not anew for the iterator of a resumed run.
+        # Traced here once, for any number of steps and for the iterator of a resumed run too.
         self._loop = tf.function(self._repeated, autograph=False).get_concrete_function(
             tf.type_spec_from_value(elements), tf.TensorSpec([None], tf.float32)
         )
 
     def __call__(self, elements: tf.data.Iterator, rates: Sequence[float]) -> tuple[list[StepOutcome], float]:
-        """As many steps as there are learning rates.
+        """Computes one step for each learning rate.
 
         Args:
           elements: each step takes one element, a batch.
@@ -97,7 +98,7 @@ class LoopOfSteps:
                 rows = [row.write(index, number) for row, number in zip(rows, numbers, strict=True)]
                 return index + 1, waited_seconds + seconds, *rows
 
-        # A step reads variables that the step before it has assigned.
+        # One iteration at a time: a step reads variables that the step before it assigns.
         _, waited_seconds, *rows = tf.while_loop(
             still, body, (first, waited_seconds, *rows), parallel_iterations=1
         )
@@ -105,7 +106,7 @@ class LoopOfSteps:
             return [row.stack() for row in rows], waited_seconds
 
     def _next_batch(self, elements, index: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """The next batch, and the seconds of waiting for it."""
+        """The next batch, and a float64 scalar: the seconds that the step waited for it."""
         with tf.device(HOST):
             asked, begun = tf.timestamp(), self.begun.assign(index, read_value=False)
             with tf.control_dependencies([asked, begun]), tf.name_scope(_READING):
@@ -115,10 +116,10 @@ class LoopOfSteps:
 
 
 def must_be_alone(graph: tf.Graph) -> bool:
-    """Whether several of such steps in a graph would not be the same, or not run.
+    """Whether several copies of this step in one graph would compute other numbers than separate runs, or fail.
 
-    Each copy of an operation such as `tf.random.normal`, of those that have two seeds, continues a sequence of its
-    own. A collective operation can't be repeated.
+    Each copy of an operation with two seeds, such as `tf.random.normal`, continues a sequence of its own. A
+    collective operation can't be repeated.
     """
     described = graph.as_graph_def()
     nodes = itertools.chain(described.node, *(function.node_def for function in described.library.function))
@@ -126,18 +127,18 @@ def must_be_alone(graph: tf.Graph) -> bool:
 
 
 def is_of_reading(error: tf.errors.OpError) -> bool:
-    """Whether the error of a `LoopOfSteps` is that of reading a batch."""
+    """Whether an error of a `LoopOfSteps` came from reading a batch, not from a step."""
     return _READING_FAILED.search(str(error)) is not None
 
 
 class UnrolledSteps:
-    """Computes a number of steps on batches that are there; their outcomes may stay on GPUs."""
+    """Computes a fixed number of steps on batches that were read before; their outcomes may stay on GPUs."""
 
     def __init__(self, step: Step, count: int, spec: Any):
         """Args:
         step: a step.
         count: number of steps.
-        spec: of a batch.
+        spec: spec of a batch.
         """
 
         def one_after_another(batches, rates):
@@ -147,7 +148,7 @@ class UnrolledSteps:
         self._steps = traced.get_concrete_function([spec] * count, [_RATE] * count)
 
     def __call__(self, batches: Sequence[Any], rates: Sequence[float | tf.Tensor]) -> list[StepOutcome]:
-        """A step on each batch; the outcomes may still be under computation on their devices.
+        """Computes a step on each batch; the devices may still be computing the outcomes that this returns.
 
         Raises:
           tf.errors.OpError: a step failed.

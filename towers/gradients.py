@@ -8,7 +8,7 @@ Gradient = tf.Tensor | tf.IndexedSlices
 
 
 def add(gradients: Sequence[Gradient]) -> Gradient:
-    """The sum of one parameter's gradients. IndexedSlices stay sparse when all of them are.
+    """The sum of one parameter's gradients. The sum is IndexedSlices if all of them are.
 
     The result repeats a row that several towers touched; `merged` adds up such repetitions.
     """
@@ -66,13 +66,14 @@ def squared_norm(gradient: Gradient) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Euclidean norm over all of some merged gradients: a float64 scalar."""
+    """Euclidean norm over all elements of these merged gradients: a float64 scalar."""
     return norm_of_squares([squared_norm(gradient) for gradient in gradients])
 
 
 def norm_of_squares(squares: Sequence[tf.Tensor]) -> tf.Tensor:
     """The global norm, from the gradients' sums of squares: a float64 scalar.
 
-    In float32 its rounding, which depends on how a mode divides the gradients, would be that of all clipped ones.
+    In float32 the norm's rounding error, which depends on how a mode divides the gradients, would be in every
+    clipped gradient.
     """
     return tf.sqrt(tf.add_n([tf.cast(square, tf.float64) for square in squares]))

@@ -22,6 +22,9 @@ class Grid:
       stage: number of devices of a tower, each with some layers of the model.
       slice: number of devices of a tower, each with a slice of the layers.
       branch: number of devices of a tower, each with some branches of the model's blocks.
+
+    Raises:
+      UserError: a size is below 1, or more than one of stage, slice and branch is above 1.
     """
 
     data: int = 1

@@ -1,10 +1,10 @@
-"""Collectives of a graph that all devices launch in one order.
+"""Makes all devices launch the collectives of a graph in the same order.
 
-Over NCCL two collectives that one device launches in another order than the others wait for each other for ever. A
-graph's executor launches what is ready: two exchanges that don't depend on each other in any order. So each one
-waits for the one that was created before it; all workers create the same graph. TensorFlow orders
-`CollectiveReduceV2` itself, which is stateful, but not `CollectiveReduce`. Its ordering tokens are resources,
-which a pure tower must not capture; hence control inputs.
+Over NCCL two collectives deadlock if one device launches them in another order than the others. A graph's executor
+launches whatever is ready, so two independent exchanges start in any order. Therefore each one waits for the one
+that was created before it; all workers create the same graph. TensorFlow orders `CollectiveReduceV2` itself, which
+is stateful, but not `CollectiveReduce`. Its ordering tokens are resources, which a pure tower must not capture;
+hence control inputs.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ import tensorflow as tf
 
 
 class LaunchOrder:
-    """The order of the collectives that are created through it, in each graph by itself."""
+    """Orders the collectives that are created through it, separately in each graph."""
 
     def __init__(self):
         self._last: tf.Tensor | None = None
 
     def after_others(self, launch: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """What `launch` returns: a new collective of the current graph, which waits for those before it."""
+        """The result of `launch`, which creates a collective in the current graph, after the earlier ones."""
         with tf.control_dependencies(self._waited_for()):
             self._last = launch()
         return self._last

@@ -1,7 +1,8 @@
-"""Which embedding tables of a model are read by a batch's own ids alone, and by which ids.
+"""Which embedding tables of a model are read only by ids that the batch itself contains, and by which ids.
 
-Such a table need not be in a tower's process: the rows that a batch needs are known before the model runs. The
-model is traced once, and its graph is searched: what uses a table, and what its ids depend on.
+Such a table need not be in a tower's process: the rows that a batch needs are known before the model runs. To find
+such tables, the model is traced once and its graph is searched for the uses of each table and for what its ids
+depend on.
 """
 
 import math
@@ -19,7 +20,7 @@ from towers.tower import ModelVariables, run_model
 
 
 class Lookups:
-    """The tables of a model of which a tower can be given rows.
+    """The tables of a model of which a tower can get rows only.
 
     Attributes:
       heights: number of rows of each such table, by its canonical name, in the model's order. The ids of all
@@ -124,12 +125,12 @@ def _bytes(variable: keras.Variable) -> int:
 
 
 def _recorded(layer, stand_in, found: list):
-    """A call of the layer that notes its ids and reads `stand_in` in place of its table. Make it in the pass."""
+    """The layer's call, recording its ids and reading `stand_in`, not its table. Create it within the pass."""
     graph = tf.compat.v1.get_default_graph()
 
     def call(inputs):
         if tf.compat.v1.get_default_graph() is not graph:
-            # Nothing outside of a loop's body or a condition's branch can read its ids.
+            # Ids inside a loop's body or a condition's branch cannot be read outside of it.
             found.append(None)
             return type(layer).call(layer, inputs)
         if not isinstance(inputs, tf.Tensor):

@@ -50,7 +50,7 @@ class Mean(NamedTuple):
     """The mean gradients of a step.
 
     Attributes:
-      gradients: clipped, one for each part that an owner has.
+      gradients: clipped mean gradients, one for each part that an owner has.
       norm: float32 scalar, global norm before clipping.
       loss_finite: whether the loss is finite.
       finite: whether loss and gradients are finite.
@@ -78,13 +78,13 @@ def mean_gradients(
 
 
 def _is_compiled(placement: Placement, sums: TowerResult) -> bool:
-    """Whether XLA compiles the mean. All gradients are on one device then."""
+    """Whether XLA compiles the mean; only if all gradients are on one device."""
     dense = all(isinstance(gradient, tf.Tensor) for gradient in sums.gradients)
     return isinstance(placement, CentralPlacement) and placement.compiled and dense
 
 
 def _compiled_mean(sums: TowerResult, options: StepOptions, loss_scale: tf.Tensor, owners: Owners) -> Mean:
-    """`mean_gradients` as one function that XLA compiles: on a GPU each of its operations waits for the host."""
+    """`mean_gradients` compiled by XLA as one function: on a GPU each separate operation waits for the host."""
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(summed, loss_sum, weight, loss_scale):
@@ -97,7 +97,7 @@ def _compiled_mean(sums: TowerResult, options: StepOptions, loss_scale: tf.Tenso
 def finish_step(
     sums: TowerResult, rate: tf.Tensor, *, examples: tf.Tensor, options: StepOptions, counters: Counters, **named
 ) -> StepOutcome:
-    """Updates parameters and state from the sums of all towers, counts the step, and ends a run that is over.
+    """Updates parameters and state from the sums of all towers, and counts the step; then `finish_run`.
 
     Arguments as for `updated`.
     """
@@ -131,7 +131,7 @@ def updated(
       device: device that computes the mean.
       options: options of the step.
       counters: counters of the run; they are only read.
-      masked: whether masks leave out an update, as in `Permission`, and no operation waits for `finite`.
+      masked: whether masks skip an update, as in `Permission`, so that no operation waits for `finite`.
 
     Returns:
       What the step reports, and the mean without its gradients.
@@ -144,7 +144,7 @@ def updated(
         update = counters.updates.read_value()
     with tf.name_scope(UPDATE_SCOPE):
         placement.update(is_allowed, mean.gradients, sums.new_state, rule=options.rule, rate=rate, update=update)
-    if masked:  # nothing comes to the host, which would wait for it
+    if masked:  # nothing is sent to the host, which would wait for it
         with tf.device(counters.device):
             inputs_finite = tf.logical_or(mean.finite, _all_finite(features))
     else:
@@ -166,12 +166,12 @@ def _outcome(examples: tf.Tensor, inputs_finite: tf.Tensor, sums: TowerResult, m
 
 
 def _all_finite_unless(finite: tf.Tensor, features) -> tf.Tensor:
-    """True if the step is finite; otherwise whether the features are, which are read only then."""
+    """True if the step is finite; otherwise whether the features are finite. Only then they are read."""
     return tf.cond(finite, lambda: tf.constant(True), lambda: _all_finite(features))
 
 
 def _all_finite(features: Sequence[tuple[str, Any]]) -> tf.Tensor:
-    """Only what each device has found leaves it."""
+    """Whether all floating features are finite. Each device sends only a bool."""
     found = []
     for device, part in features:
         with tf.device(device):
@@ -193,7 +193,7 @@ def count_step(examples: tf.Tensor, mean: Mean, options: StepOptions, counters: 
 
 
 def finish_run(placement: Placement, options: StepOptions, counters: Counters, *, masked: bool) -> None:
-    """What the rule does after the run's last step. Call it after `count_step`."""
+    """Runs the rule's `finish` after the run's last step. Call it after `count_step`."""
     if options.rule.num_steps is None:
         return
     with tf.device(counters.device):

@@ -1,13 +1,14 @@
-"""Moving statistics of towers that pass several microbatches at once, as if averaged after each microbatch.
+"""Moving statistics of towers that compute several microbatches in one call, as if averaged after each microbatch.
 
 On one device each microbatch m changes a statistic s, whose decay is a. With w[t, m] the weight of tower t's part
 of it, and c[t, m] what this part adds:
 
     s <- a * s + sum_t(w[t, m] * c[t, m]) / W[m]        W[m] = sum_t(w[t, m]);  s stays if W[m] is 0
 
-A pipeline's tower begins a microbatch before the others have ended the one before. But training reads no moving
-statistics, so only those after the last microbatch count. They are averaged over the towers by their weights
-W_t = sum_m(w[t, m]), whose sum is W. So tower t takes, with n microbatches of W[m] > 0, l[m] of them after m:
+A pipeline's tower starts a microbatch before the other towers have finished the previous one. But training reads
+no moving statistics, so only their values after the last microbatch matter. They are averaged over the towers by
+their weights W_t = sum_m(w[t, m]), whose sum is W. So tower t takes, with n microbatches of W[m] > 0, l[m] of them
+after m:
 
     s_t = a^n * s + sum_m(a^l[m] * c[t, m] * (w[t, m] / W[m]) / (W_t / W))
 """
@@ -45,10 +46,10 @@ def after_all(
     Args:
       old: the state before, one tensor for each variable.
       new: the new state, by index.
-      own: of this tower.
+      own: what this tower's microbatches add.
       totals: float32 [microbatches], the sums of all towers' weights.
-      decays: of each variable; None for one that is no moving statistic, which stays `new`.
-      by_weight: whether towers are averaged by weight; otherwise one tower's state counts.
+      decays: the decay of each variable; None for one that is no moving statistic, whose value is that in `new`.
+      by_weight: whether the towers' states are averaged by weight; otherwise one tower's state is used.
     """
     found, added = dict(new), iter(own.added)
     weights, totals = tf.cast(own.weights, tf.float64), tf.cast(totals, tf.float64)
@@ -61,7 +62,7 @@ def after_all(
 
     @functools.cache
     def factors(decay: float, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """Of the old value, and [microbatches, 1] of what each one adds."""
+        """Factor of the old value, and factors [microbatches, 1] of what each microbatch adds."""
         of_added = (shares * decay**left)[:, tf.newaxis]
         return tf.cast(decay ** tf.reduce_sum(is_used), dtype), tf.cast(of_added, dtype)
 

@@ -34,14 +34,14 @@ from towers.tower_passes import TowerPasses
 from towers.tracing.drawn_numbers import drawn_by_tensorflow
 from towers.updates.rules import UpdateRule
 
-# A step reads a smaller table as fast as its rows. A table that is read whole is copied before its update: with 10
-# million rows of 16 numbers a process trains 64 examples/s, by rows 13,600.
+# Of a smaller table a step reads the whole as fast as some rows. A table that is read whole is copied before its
+# update: with 10 million rows of 16 numbers a process trains 64 examples/s, by rows 13,600.
 _LARGE_TABLE_BYTES = 4 << 20
 
 
 def tables_by_rows(model: keras.Model, batch_spec: Batch, options: StepOptions) -> Lookups | None:
-    """The tables of at least 4 MiB that a batch names rows of; None if no table can be read so."""
-    # XLA would compile the tower anew for each number of rows. Features that towers prepare are not ids yet.
+    """The tables of at least 4 MiB that a step can read by rows; None if there is none."""
+    # XLA would recompile the tower for each number of rows. Features that towers have yet to prepare hold no ids.
     if options.xla or isinstance(batch_spec.features, Unprepared):
         return None
     return Lookups(model, batch_spec, at_least_bytes=_LARGE_TABLE_BYTES)
@@ -69,7 +69,8 @@ class OneProcessEngine(Engine):
         place: makes the placement of the model's variables; None for what `devices` says.
         make_towers: makes the engine's `towers` and `evaluations`; None for towers of one device.
         microbatches: as for `TowerPasses`.
-        why_not_xla: why XLA doesn't compile the step where it would by default, for the user; '' for no reason.
+        why_not_xla: a notice for the user: why XLA doesn't compile the step although it would by default; '' for
+          none.
         *arguments, **named: as for `Engine`.
         """
         self._why_not_xla = why_not_xla
@@ -96,7 +97,8 @@ class OneProcessEngine(Engine):
     @property
     def _copies(self) -> PackedCopies:
         """How parameters, state and gradients are sent between the devices of towers and parameters."""
-        # ZeRO 3 sends parameters layer by layer. In a tower of several devices each has its own.
+        # ZeRO 3 sends parameters layer by layer. In a tower of several devices, each device has its own
+        # parameters.
         alone = self.devices.zero == 3 or self.devices.groups
         return UNPACKED if alone else PackedCopies(self.devices.packed)
 
@@ -148,16 +150,16 @@ class OneProcessEngine(Engine):
 
     @functools.cached_property
     def _lookups(self) -> Lookups | None:
-        """The large tables, of which towers get the rows of a batch; None if they get whole tables.
+        """The large tables of which towers get only a batch's rows; None if they get whole tables.
 
-        A chief of parameter servers never trains, so it never asks.
+        The chief of parameter servers never trains, so it never computes this.
         """
         if not isinstance(self.placement, CentralPlacement):
             return None
         return tables_by_rows(self.tower.model, self.batch_spec, self.options)
 
     def _read(self, batch):
-        """Parameters and state for a step on a batch; of large tables the rows that the batch names."""
+        """Parameters and state for a step on a batch; of large tables only the rows that the batch names."""
         if self._lookups is None or not self._lookups.heights:
             return self.placement.read()
         with tf.device(HOST):
@@ -206,7 +208,7 @@ class OneProcessEngine(Engine):
     def rates(self, of_steps):
         if not self._compiles_updates:
             return of_steps
-        # One copy for all of these steps: on its way to a GPU each copy waits for that of the next batch.
+        # One copy for all of these steps: each copy to a GPU waits for the copy of the next batch.
         with tf.device(HOST):
             found = tf.constant(of_steps, tf.float32)
         with tf.device(self.devices.parameters):
@@ -223,14 +225,14 @@ class OneProcessEngine(Engine):
 
     @functools.cached_property
     def _compiled_step(self):
-        """It is traced once: XLA finds what it has compiled by the function's name."""
+        """The step as one function, traced once: XLA caches what it compiled under the function's name."""
         return tf.function(drawn_by_tensorflow()(self._train_compiled), jit_compile=True, autograph=False)
 
     def _train_compiled(self, part, rate):
-        """All of a step that its device computes. It takes nothing from the host, for which it would wait."""
+        """All of a step that the device computes. It reads nothing from the host, because it would wait for it."""
         counters, (parameters, state) = self.counters.on_one_device(), self.placement.read()
         sums = self._sums_of(part, 0, parameters, state, counters)
-        # The host knows the number of examples.
+        # The host fills in the number of examples, which it knows.
         return self._applied(part, sums, rate, counters)._replace(examples=())
 
     @functools.cached_property
@@ -242,11 +244,12 @@ class OneProcessEngine(Engine):
         """
         if not self._compiles_updates or self.options.accumulation > 1:
             return False
-        # A compiled function uses variables of its own device only. TensorFlow keeps those of int32 on the host.
+        # A compiled function can use variables of its own device only. TensorFlow keeps int32 variables on the
+        # host.
         devices = {variable.device for variable in self.placement.state.values()}
         if self.devices.towers != (self.devices.parameters,) or devices - {self.counters.device}:
             return False
-        # Traced here, and not within the step, where its random numbers would be replaced twice.
+        # Traced here: within the step its random numbers would be replaced twice.
         gradients = self.first_function.get_concrete_function().structured_outputs.gradients
         return self.placement.compiles(self.options.rule, gradients)
 

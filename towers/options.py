@@ -24,8 +24,8 @@ from towers.updates.keras_optimizers import translate
 from towers.updates.rules import Momentum, UpdateRule
 from towers.updates.schedules import Constant, Schedule, rate_at
 
-# Compiled loops share little of their work. With AVX2 alone and two threads of a tower, by the clock, batch norms
-# take 0.4 of Keras's time; with AVX-512 the fused kernel is faster there, also where it runs twice.
+# Compiled loops hardly use a second thread. With AVX2 alone and two threads per tower, batch norms take 0.4 of
+# Keras's wall time; with AVX-512 and two threads the fused kernel is faster, even where it runs twice.
 _THREADS_WITH_AVX2 = 2
 # Channels of convolutions by Winograd's method, on one thread: with AVX2 alone or AVX-512 in halves, and with
 # whole AVX-512, where a direct convolution takes half the time. Two threads need four times as many
@@ -42,11 +42,12 @@ class StepOptions:
       rule, schedule, clipping: how mean gradients change the parameters.
       accumulation: number of microbatches that a batch is divided into. They run one after another, to save
         memory.
-      batch_stats: batch statistics: 'average' of the towers' by weight, 'first' tower's, or 'synced': those of the
-        whole batch.
-      precision: number format that layers compute in; parameters are float32 (float64 for 'float64').
-      xla: compile the tower function with XLA, and on one GPU all of the step. None leaves it to the strategy
-        'towers', which compiles on one GPU if XLA can (`towers.xla_choice`); elsewhere it is False.
+      batch_stats: 'average' averages the towers' batch statistics by weight, 'first' takes the first tower's,
+        'synced' computes those of the whole batch.
+      precision: number format of the layers' computation; parameters are float32 (float64 for 'float64').
+      xla: compile the tower function with XLA, and on one GPU all of the step. None leaves the choice to the
+        strategy 'towers', which compiles on one GPU if XLA can (`towers.xla_choice`); in other strategies None
+        means False.
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel, or, with `tuned_for_cpu` on
         CPUs where that is slow, on compiled loops.
       tuned_for_cpu: on CPU towers, use our own kernels for activations, convolutions and, with AVX2 alone or
@@ -56,6 +57,9 @@ class StepOptions:
         that the model repeats, of 'sqrt' (about sqrt(n) segments), or of all parts ('full'). The numbers stay.
       on_nan: after a step whose loss or gradients are not finite, 'stop' training or 'skip' the update.
       seed: random seed for initial weights and dropout.
+
+    Raises:
+      UserError: an option is unknown, out of range or of another type, or `xla` is combined with `recompute`.
     """
 
     rule: UpdateRule = dataclasses.field(default_factory=Momentum)
@@ -96,8 +100,8 @@ class StepOptions:
         """Which layers use other kernels than Keras's on these devices.
 
         Args:
-          devices: of the towers.
-          num_examples: that a tower computes at once, the same in all processes; None if it is not known.
+          devices: devices of the towers.
+          num_examples: number of examples that a tower computes at once, equal in all processes; None if unknown.
         """
         # XLA compiles the whole tower by itself.
         tuned = self.tuned_for_cpu and devices.on_cpu and not self.xla
@@ -113,7 +117,7 @@ class StepOptions:
         multiplies_bfloat16 = FAST_BFLOAT16 in found and runs_onednn()
         is_short = self.precision in SHORT_PRECISIONS
         amx = tuned and self.precision == "bfloat16" and multiplies_bfloat16 and AMX_BFLOAT16 in found
-        # What XLA compiles reads nothing on the host.
+        # Compiled code reads nothing on the host.
         as_on_gpus = devices.input_on_towers and not self.xla
         # Float16 convolutions take 4 to 250 times as long as float32's (AVX512-FP16; AMX-FP16 was not measured).
         is_slow = is_short and (self.precision == "float16" or not multiplies_bfloat16)
@@ -187,9 +191,9 @@ class StepOptions:
                 f"schedule={self.schedule!r}: must be a function from step to learning rate; "
                 "use for example towers.updates.schedules.Constant(0.1)"
             )
-        self.rate(0)  # a user's own schedule is called before anything is written
+        self.rate(0)  # calls a custom schedule early, before anything is written
 
 
 def check_step_options(options: object) -> None:
-    """Raises UserError for what are no `StepOptions`, as a Keras optimizer."""
+    """Raises UserError if `options` is not a `StepOptions` (but, for example, a Keras optimizer)."""
     check_kind("options", options, StepOptions, "a Keras optimizer becomes one by StepOptions.of_keras(optimizer)")

@@ -38,7 +38,7 @@ class Copies(NamedTuple):
 
 
 def at_tower(values: Sequence, tower: int) -> list:
-    """The values that a tower reads: its own copies where there are copies."""
+    """The values that a tower reads: of `Copies` the tower's own, otherwise the value itself."""
     return [value.of_towers[tower] if isinstance(value, Copies) else value for value in values]
 
 
@@ -54,13 +54,13 @@ class Owners(Protocol):
         """The parts of a tower's gradients, on the current device.
 
         Args:
-          of_tower: for each parameter its gradient, or `Slices` of it that the tower has cut as its parameter is.
+          of_tower: for each parameter its gradient, or, if the tower has cut it like its parameter, `Slices`.
         """
 
     def keep(self, per_tower: Sequence[Sequence[Gradient]]) -> list[Gradient]:
         """What is kept of a microbatch until the step's end: for each part the sum over the towers, on its owner.
 
-        Others than this module's may keep more, which `meet` then adds up.
+        Implementations in other modules may keep more than sums; `meet` then adds them up.
         """
 
     def add(self, kept: Sequence[Sequence[Gradient]]) -> list[Gradient]:
@@ -70,7 +70,7 @@ class Owners(Protocol):
         """For each part the sum over the towers, on its owner."""
 
     def each(self, function: Callable[..., T], *parts: Sequence) -> list[T]:
-        """`function` of each part, computed on its owner; several lists of parts are given to it side by side."""
+        """`function` of each part, computed on its owner. With several lists it gets one item of each."""
 
     def norm(self, squares: Sequence[tf.Tensor]) -> tf.Tensor:
         """The Euclidean norm over all parts, a float64 scalar, from the parts' sums of squares."""
@@ -178,7 +178,7 @@ class MetAtOwners:
 
 @dataclasses.dataclass(frozen=True)
 class LateOwners(MetAtOwners):
-    """Implements `Owners` for gradients that each tower sums over the microbatches; they meet after the last one.
+    """Implements `Owners`: each tower sums its gradients over the microbatches; they meet after the last one.
 
     Attributes:
       owners: where they meet.
@@ -209,7 +209,7 @@ class LateOwners(MetAtOwners):
         return self.owners.keep(per_tower)
 
     def _by_tower(self, kept: Sequence[Gradient]) -> list[Sequence[Gradient]]:
-        """What is kept of each tower."""
+        """What is kept, split by tower."""
         size = len(kept) // len(self.towers)
         return [kept[begin : begin + size] for begin in range(0, len(kept), size)]
 

@@ -1,10 +1,10 @@
-"""Copies of many tensors from one device to another in packs, and gradients that reach their owners so.
+"""Copies many tensors from one device to another in packs; gradients reach their owners in packs too.
 
-Each copy between GPUs has a cost of its own, as an exchange between processes has (`towers.packing`):
+Each copy between GPUs has a fixed cost, like an exchange between processes (`towers.packing`):
 
     GPU 0    kernel, bias, kernel, bias  ->  one vector ---copy--->  kernel, bias, kernel, bias    GPU 1
 
-The target's tensors have the bits of the source's. Both devices have the vector for a moment, besides the tensors.
+The copies are equal bit for bit. For a moment both devices hold the vector besides the tensors.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from towers.gradients import Gradient
 from towers.layers.table_rows import TableRows
 from towers.owners import Copies, MetAtOwners, Slices
 
-# The most that a pack has, as in a ring. Between GPUs 4 MiB take 170 us at 25 GB/s (PCIe 4.0), and its own cost is
-# about 10: larger packs would gain little, and the first gradients would leave later. Never measured.
+# Largest size of a pack, as in a ring. Between GPUs 4 MiB take 170 us at 25 GB/s (PCIe 4.0), and the fixed cost of
+# a copy is about 10 us: larger packs would gain little and delay the first gradients. Never measured.
 BYTES_PER_PACK = 4 << 20
 
 Value = tf.Tensor | TableRows | Slices | Copies
@@ -26,11 +26,11 @@ Value = tf.Tensor | TableRows | Slices | Copies
 
 @dataclasses.dataclass(frozen=True)
 class PackedCopies:
-    """Sends tensors in packs: those that go from one device to the same targets and have one dtype.
+    """Sends tensors in packs: a pack holds tensors of one dtype that go from one device to the same targets.
 
     Attributes:
-      between: whether copies from one device to another are packed.
-      bytes_per_pack: the most that a pack has.
+      between: a function of a source and a target device: whether copies between them are packed.
+      bytes_per_pack: largest size of a pack.
     """
 
     between: Callable[[str, str], bool]
@@ -39,13 +39,13 @@ class PackedCopies:
     def sent(
         self, values: Sequence, sources: Sequence[str], targets: Sequence[Collection[str]]
     ) -> list[dict[str, tf.Tensor]]:
-        """For each value, by device, what its targets use of it: itself where it is not packed.
+        """For each value, by target device, the tensor to use there: the value itself where it is not packed.
 
-        Not packed are a tensor larger than a pack, sparse gradients, rows of tables, and integers, most of which
-        TensorFlow keeps in the host's memory.
+        Tensors larger than a pack, sparse gradients, rows of tables and integers (most of which TensorFlow keeps
+        in the host's memory) are not packed.
 
         Args:
-          values: those of the last layers last; the last are sent first, because their gradients are ready first.
+          values: values in the order of the layers; the last are sent first, as their gradients are ready first.
           sources: the device of each value.
           targets: the devices that use each value; its source may be one of them.
         """
@@ -75,7 +75,7 @@ class PackedCopies:
         return found
 
     def moved(self, values: Sequence, source: str, targets: Sequence[str]) -> list:
-        """Each value, all from one device, on its one target."""
+        """The values, all from one device, each on its target device."""
         sent = self.sent(values, [source] * len(values), [(target,) for target in targets])
         return [by_device[target] for by_device, target in zip(sent, targets, strict=True)]
 
@@ -103,7 +103,7 @@ def _can_be_packed(value) -> bool:
 
 
 def _as_read(value: Value, sent: Iterator[dict[str, tf.Tensor]], towers: Sequence[str]) -> Copies:
-    """A value with a copy for each tower, from what was sent of it and the values after it."""
+    """A value with a copy for each tower; takes from `sent` what was sent of this value."""
     if isinstance(value, Copies):
         next(sent)
         return value
@@ -116,7 +116,7 @@ def _as_read(value: Value, sent: Iterator[dict[str, tf.Tensor]], towers: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class PackedOwners(MetAtOwners):
-    """Implements `towers.owners.Owners`: towers of one device send their gradients to the owners in packs.
+    """Implements `towers.owners.Owners`: towers with one device each send their gradients to the owners in packs.
 
     Attributes:
       owners: where they meet.

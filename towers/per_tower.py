@@ -1,4 +1,4 @@
-"""Arguments and results of a pass that computes several towers: a value for each where they differ."""
+"""Arguments and results of a pass that computes several towers: where towers differ, a value for each."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ def for_each_tower(given: Sequence):
     """One structure of `PerTower` from the arguments of each tower.
 
     Args:
-      given: the same tuples of tuples for each tower; what is in them stays whole.
+      given: for each tower a tuple, perhaps nested; all have the same structure. Each item that is not a tuple
+        becomes a `PerTower`.
     """
     if type(given[0]) is not tuple:
         return PerTower(tuple(given))
@@ -27,7 +28,7 @@ def for_each_tower(given: Sequence):
 
 
 def of_tower(value, tower: int):
-    """A tower's own value. Lists are searched for `PerTower`; all others are the same for all towers."""
+    """A tower's own value. Lists are searched for `PerTower`; any other value is the same for all towers."""
     if isinstance(value, list):
         return [of_tower(one, tower) for one in value]
     return value.values[tower] if isinstance(value, PerTower) else value

@@ -18,7 +18,7 @@ _POLICIES = {
     "float64": "float64",
 }
 PRECISIONS = tuple(_POLICIES)
-# Those of 16 bits.
+# The precisions of 16 bits.
 SHORT_PRECISIONS = ("bfloat16", "float16")
 
 
@@ -29,7 +29,7 @@ def check_precision(name: str) -> None:
 
 
 def precision_of(policy: str) -> str | None:
-    """The precision whose layers have this dtype policy of Keras; None if none has."""
+    """The precision with this Keras dtype policy; None if there is none."""
     return next((name for name, of_layers in _POLICIES.items() if of_layers == policy), None)
 
 
@@ -51,9 +51,10 @@ class LossScaling:
 
     The scale multiplies the SUM of the losses, so its first value is lower than usual for a mean.
 
-    Where no gradient overflows, as when all are 0, it would double up to infinity, and then no step is finite. The
-    largest scale is far above any of use: it lifts gradients of 2^-88 to the smallest float16, 2^-24. Float32 ends
-    at 2^128, so all sums of losses and of weights below 2^64 stay finite when they are multiplied by it.
+    If no gradient ever overflows, for example because all are 0, the scale would double up to infinity, and then
+    no step would be finite. So it has a maximum, far above any useful scale: it lifts gradients of 2^-88 to the
+    smallest float16, 2^-24. Float32 ends at 2^128, so all sums of losses and of weights below 2^64 stay finite
+    when they are multiplied by it.
     """
 
     initial: float = 256.0

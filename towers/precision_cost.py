@@ -11,7 +11,8 @@ from towers.quiet_stderr import stderr_aside
 # A step of a small network: a convolution of images [N, 8, 8, 64], and a product of matrices [64 N, 64] and
 # [64, 64].
 _SIZE, _CHANNELS = 8, 64
-# Few examples say how long more take. More say more: with few, calls take longer than the arithmetic.
+# A few examples suffice to predict the cost of many. More are more exact: with few, calls take longer than the
+# arithmetic.
 _EXAMPLES = (1, 4, 16, 64, 256)
 _REPETITIONS = 4
 _GEOMETRY = {"strides": [1, 1, 1, 1], "padding": "SAME"}
@@ -20,13 +21,13 @@ _GEOMETRY = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 def cost_of(precision: str, *, float32_products: bool = False, budget_seconds: float = 0.8) -> float:
     """CPU time of a step in this precision, divided by that in float32.
 
-    CPU time is the same on a machine that others use too. Both are measured in turn, with as many examples as the
-    budget allows.
+    CPU time does not depend on other programs on the machine. Both precisions are measured in turn, with as many
+    examples as the budget allows.
 
     Args:
       precision: 'bfloat16' or 'float16'.
       float32_products: as in `towers.layers.kernels.LayerKernels`.
-      budget_seconds: CPU time that the measurement may take in all, about.
+      budget_seconds: approximate CPU time of the whole measurement.
     """
     started, cost = time.process_time(), 1.0
     # TensorFlow logs an error where oneDNN has no kernels for the precision; that is what is measured here.
@@ -44,7 +45,7 @@ def cost_of(precision: str, *, float32_products: bool = False, budget_seconds: f
 
 
 def cost_text(cost: float) -> str:
-    """'about 1.8 times slower than float32 on this CPU'; from 10 on with two digits and no decimals."""
+    """'about 1.8 times slower than float32 on this CPU'; from 10 on rounded to two digits, without decimals."""
     digits = f"{cost:.2g}" if cost < 10 else f"{float(f'{cost:.2g}'):.0f}"
     return f"about {digits} times slower than float32 on this CPU"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stderr_aside() -> Iterator[None]:
-    """Context manager: what is written to stderr is printed only if the body fails.
+    """Context manager: holds back what is written to stderr, and prints it only if the body fails.
 
     Does nothing if stderr is closed.
     """

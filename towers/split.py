@@ -72,7 +72,7 @@ def fewest_examples(batch_size: int, num_passes: int, shares: Sequence[float]) -
     Args:
       batch_size: examples of a batch.
       num_passes: microbatches of a batch.
-      shares: of all towers.
+      shares: shares of all towers.
     """
     return max(1, min(sizes(min(sizes(batch_size, even_shares(num_passes))), shares)))
 
@@ -82,15 +82,15 @@ def bounds_in_graph(
 ) -> tuple[int | tf.Tensor, tf.Tensor]:
     """`boundaries` of one part in a graph: its first example and the first one after it.
 
-    With few operations, because every tower of every microbatch asks.
+    Uses few operations, because every tower calls it for every microbatch.
 
     Args:
       num_examples: int32 scalar.
-      shares: of all parts.
-      index: of the part; a tensor in a loop over parts.
+      shares: shares of all parts.
+      index: index of the part; a tensor in a loop over parts.
 
     Returns:
-      int32 scalars, but for the first example of part 0, which is the number 0.
+      int32 scalars; but the first example of part 0 is the Python number 0.
     """
     fractions = np.cumsum(shares) / np.sum(shares)
     if isinstance(index, tf.Tensor):

@@ -31,7 +31,7 @@ def add_results(
     """The sums of several results.
 
     Args:
-      results: of towers or microbatches.
+      results: results of towers or microbatches.
       sum_gradients: takes a list of gradients for each result, returns a list of their sums.
       new_state: the state of the sum. State is not added; `towers.batch_stats` combines it.
     """
@@ -50,7 +50,7 @@ def add_to(sums: TowerResult, result: TowerResult, sum_gradients: Callable) -> T
 
 
 def scalars_of(result: TowerResult) -> list[tf.Tensor]:
-    """The sums that are scalars, in a fixed order, for an exchange that sums them; the weight is the first."""
+    """All scalar sums of a result, in a fixed order, the weight first; for an exchange that sums them."""
     return [result.weight, result.loss_sum, *(part for value in result.metric_sums.values() for part in value)]
 
 

@@ -58,8 +58,12 @@ class InputShard:
       index, count: index of this reader, and number of readers that divide each (micro)batch.
       shares: relative sizes of the readers' parts; None for equal parts.
       first_batch: index of the first global batch (a resumed run starts there).
-      stride: this reader gets every `stride`-th batch from there on. Readers that share no batch take turns.
+      stride: this reader gets every `stride`-th batch from `first_batch` on. Readers that share no batch take
+        turns.
       microbatch, num_microbatches: index of the microbatch, and number of microbatches of a global batch.
+
+    Raises:
+      UserError: an index is not below its count, a number is out of range, or shares don't fit `count`.
     """
 
     index: int = 0
@@ -98,10 +102,10 @@ class InputShard:
 class Task(Protocol):
     """What a strategy needs to know of the work. `models` has ready tasks; any object with these methods works.
 
-    Before training the first batch of each split is computed, as a check; a task with a true attribute
-    `data_is_checked` is trusted instead. A task whose evaluation batches have another size than those of training
-    may say so in an attribute `eval_batch_size`: kernels are chosen by it, and smaller batches filled up to it.
-    One that knows an epoch's batches, not its examples, may give their number in an attribute `batches_per_epoch`.
+    Before training, the first batch of each split is computed as a check, unless the task has a true attribute
+    `data_is_checked`. A task whose evaluation batches have another size than those of training may say so in an
+    attribute `eval_batch_size`: kernels are chosen by it, and smaller batches filled up to it. A task that knows
+    only the number of batches of an epoch, not of examples, may give it as `batches_per_epoch`.
     """
 
     @property
@@ -133,8 +137,8 @@ class Task(Protocol):
 
 
 def check_task(task: Any) -> None:
-    """Raises UserError for what is no task, as a model."""
-    # From Python 3.12 on, isinstance would not find what a task hands on by __getattr__.
+    """Raises UserError if `task` is not a task (but, for example, a model)."""
+    # From Python 3.12 on, isinstance would not find methods that a task provides by __getattr__.
     methods = ("num_examples", "build_model", "dataset", "loss", "metrics")
     if isinstance(task, type) or not all(hasattr(task, name) for name in methods):
         check_kind(

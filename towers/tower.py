@@ -38,12 +38,13 @@ class TowerResult(NamedTuple):
     Attributes:
       loss_sum: float32 scalar, SUM of the losses plus weight * (sum of the regularisation losses).
       weight: float32 scalar, number of examples (or valid tokens) in the sum; 0 for an idle tower.
-      gradients: of gain * loss_sum, one tensor or IndexedSlices for each parameter; a list of some part of it if
-        other processes have the rest (`towers.gathering.gathered_once`).
-      new_state: by index in the model's state, the variables that the pass changes. It leaves the others, such as
-        frozen weights, as they are; nothing is computed or sent for these.
+      gradients: gradients of gain * loss_sum, one tensor or IndexedSlices for each parameter; only a part of this
+        list if other processes have the rest (`towers.gathering.gathered_once`).
+      new_state: by index in the model's state, the variables that the pass changes. The others, such as frozen
+        weights, keep their values; nothing is computed or sent for them.
       metric_sums: undivided metrics by name.
-      microbatches: of a tower that computes several in one call; () for other towers, and for sums.
+      microbatches: what each microbatch adds to moving statistics, if a tower computes several in one call; () for
+        other towers, and for sums.
     """
 
     loss_sum: tf.Tensor
@@ -70,7 +71,7 @@ class ModelVariables:
       parameters: trained by gradients.
       state: changed by the forward pass, or constant (moving statistics, frozen weights).
       seeds: states of random generators (dropout). Each step sets them; checkpoints do not hold them.
-      frozen: indices in `state` of weights that their layers made to be trained, ascending. No pass of Keras's
+      frozen: ascending indices in `state` of weights that their layers created as trainable. No pass of Keras's
         layers changes them.
     """
 
@@ -103,11 +104,11 @@ class ModelVariables:
 
     @property
     def moving(self) -> tuple[int, ...]:
-        """Indices in `state` of what passes may change, ascending."""
+        """Ascending indices in `state` of the variables that a pass may change."""
         return tuple(index for index in range(len(self.state)) if index not in self.frozen)
 
     def mapping(self, parameters, state, seed):
-        """Pairs (variable, tensor) for a `TowerScope`; none for a table that is given as rows."""
+        """Pairs (variable, tensor) for a `TowerScope`; none for a table of which only rows are given."""
         described = zip(self.parameters, parameters, strict=True)
         whole = [(variable, value) for variable, value in described if not isinstance(value, TableRows)]
         pairs = [*whole, *zip(self.state, state, strict=True)]
@@ -146,8 +147,8 @@ class TowerFunction:
         xla: compile the tower (and nothing else) with XLA.
         traced: makes the graph that is called on each device, as `TracedOnce` does.
         recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
-        batch_spec: with the dtypes of the task's batches, of which `towers.input.wide_integers` may have changed
-          some on the way; None for those that come.
+        batch_spec: spec with the dtypes of the task's batches, some of which `towers.input.wide_integers` may have
+          changed on the way to the tower; None to keep the dtypes that arrive.
 
         Raises:
           UserError: `xla` with an exchange: XLA cannot compile an exchange on every device; or a model without
@@ -183,7 +184,7 @@ class TowerFunction:
         """
         result = self.traced(list(parameters), list(state), batch, seed, gain)
         for variable, gradient in zip(self.variables.parameters, result.gradients, strict=True):
-            # Unknown for a table that lookups and something else read (tied weights).
+            # TensorFlow does not know the shape for a table that is read by lookups and otherwise (tied weights).
             for of_tower in gradient.values if isinstance(gradient, PerTower) else [gradient]:
                 if isinstance(of_tower, tf.Tensor):
                     of_tower.set_shape(variable.shape)
@@ -229,7 +230,7 @@ class TowerFunction:
             )
 
     def _gradients(self, parameters, found):
-        """The parameters' gradients, from those of their values."""
+        """The parameters' gradients, from those of their values (a table's may be rows only)."""
         variables = self.variables.parameters
         check_gradients(variables, found)
         return [
@@ -280,11 +281,11 @@ def run_model(
 ) -> tuple[Any, list, dict[int, tf.Tensor]]:
     """The model's outputs, its regularisation losses, and by index the new values of `state` that it changes.
 
-    `around_call` is a context manager that is entered after the kernels are in place; None for none. Keras's own
+    `around_call` is a context manager, or None, that is entered after the kernels are in place. Keras's own
     `stateless_call` would skip what `Layer.__call__` does: masks, casts, the `training` argument.
 
     Raises:
-      UserError: a layer assigns what it can't, see `TowerScope`.
+      UserError: a layer makes an assignment that `TowerScope` refuses.
     """
     with TowerScope(mapping, model) as scope:
         before = [scope.get_current_value(variable) for variable in state]

@@ -43,21 +43,21 @@ class TowerPasses:
     ):
         """Args:
         towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current;
-          or a single one that computes all of them: each argument that differs between them is then `PerTower`,
-          and so are its results; the gradients may be sums over the towers instead.
+          or a single pass that computes all towers: each argument that differs between towers is then `PerTower`,
+          and so are the results; the gradients may be sums over the towers instead.
         devices: devices of the towers; the sums are computed on `devices.parameters`.
         parts: how the towers divide a batch.
         options: options of the step.
         owners: where the gradients meet; the current device is then `devices.parameters`.
         microbatches: number of microbatches that a tower computes in one call, if it is a pipeline. It then gets
-          parts, seeds and gains of all of them, as tuples. A batch may then be a tuple too: of this process's part
-          of each microbatch.
-        copies: sends parameters and state to towers of one device, and their new state back.
+          tuples with the part, seed and gain of each microbatch. A batch may then be a tuple too, with this
+          process's part of each microbatch.
+        copies: sends parameters and state to towers with one device each, and their new state back.
         homes: the device of each parameter, or of each part of `Slices`, for `copies`; None to leave parameters
           as they are.
         sum_all: sums each of several tensors over the processes that divide a batch.
-        calls_of_batch: number of calls for which a pipeline gets one and the same batch; each computes the next
-          `microbatches` of calls_of_batch * microbatches, as one device with so many would cut them.
+        calls_of_batch: number of calls for which a pipeline gets the same batch; each call computes the next
+          `microbatches` of calls_of_batch * microbatches, cut as on one device with that many microbatches.
         """
         self._calls_of_batch = calls_of_batch
         self._sum_all = sum_all
@@ -79,7 +79,7 @@ class TowerPasses:
 
         Args:
           batch: the (micro)batch of this process; a tuple as in `__init__`.
-          microbatch_index: which microbatch of the step it is.
+          microbatch_index: index of the microbatch in the step.
           parameters, state: a value for each variable, as `towers.parameters.placement.Placement.read` gives them.
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
@@ -91,7 +91,7 @@ class TowerPasses:
             with tf.device(HOST):
                 parts, seeds, activities = self._given(batch, microbatch_index, tower, of_step)
             with tf.device(device):
-                # Not on the host, which would wait for the last step's scale.
+                # Not on the host, which would wait for the scale of the step before.
                 return parts, seeds, tf.nest.map_structure(lambda activity: activity * loss_scale, activities)
 
         results = []
@@ -116,7 +116,7 @@ class TowerPasses:
         state: Sequence[tf.Tensor | Copies],
         given_to: Callable[[int, str], tuple],
     ) -> Iterator[tuple[str, NamedTuple]]:
-        """(first device, result) of each tower.
+        """Calls each tower; yields (the tower's first device, its result).
 
         Args:
           passes: as `towers` in `__init__`.
@@ -146,7 +146,7 @@ class TowerPasses:
         return parameters, self._copies.for_towers(state, [home] * len(state), towers)
 
     def _with_moving_averages(self, old, results: Sequence[TowerResult]) -> Sequence[TowerResult]:
-        """The results with moving statistics as if the towers' were averaged after each microbatch."""
+        """The results, with moving statistics as if they were averaged over the towers after each microbatch."""
         if self._microbatches in (None, 1) or not results[0].microbatches.added:
             return results
         weights = tf.add_n([result.microbatches.weights for result in results])
@@ -180,7 +180,7 @@ class TowerPasses:
                 of_batch = count * self._calls_of_batch
                 part, activity = self._parts.part_of_microbatch(batch, tower, first + index, of_batch)
             else:
-                # The only microbatch of a ring's worker comes by itself.
+                # A ring's worker with one microbatch gets it without a tuple.
                 given_here = batch if isinstance(batch, PlacedBatch) else batch[index]
                 part, activity = self._parts.part(given_here, tower)
             seed = self._seed(of_step, microbatch_index * count + index, tower)
@@ -200,7 +200,7 @@ class TowerPasses:
         """The sums of all towers' evaluation passes over a batch that is not empty.
 
         Args:
-          evaluations: that of each tower, called as an `EvaluationFunction`.
+          evaluations: the evaluation pass of each tower, called as an `EvaluationFunction`.
           batch, parameters, state: as for `train`.
         """
 
@@ -214,7 +214,7 @@ class TowerPasses:
 
 
 def seed_of_step(seed: int, step: tf.Tensor) -> tf.Tensor:
-    """int32 scalar, another one for each step.
+    """int32 scalar: a different seed for each step.
 
     Args:
       seed: seed of the run.
@@ -225,7 +225,7 @@ def seed_of_step(seed: int, step: tf.Tensor) -> tf.Tensor:
 
 
 def seed_of_pass(of_step: tf.Tensor, pass_index: tf.Tensor | int) -> tf.Tensor:
-    """int32 [2], another one for each pass of a step: the step's seed with the pass folded in.
+    """int32 [2], a different seed for each pass of a step: the step's seed with the index of the pass folded in.
 
     Args:
       of_step: as `seed_of_step` returns it.

@@ -17,26 +17,27 @@ def is_seed(variable: keras.Variable) -> bool:
 
 
 def read_as(variable: keras.Variable, value: tf.Tensor) -> None:
-    """From now on, until the end of the current scope, a parameter is read as this value."""
+    """Makes reads of a parameter give this value, from now to the end of the current scope."""
     keras.StatelessScope.add_update(get_stateless_scope(), (variable, value))
 
 
 class TowerScope(keras.StatelessScope):
-    """A StatelessScope that refuses what would give other numbers than Keras's variables, or none.
+    """A StatelessScope that refuses assignments which would give other numbers than Keras's variables, or be lost.
 
-    An assignment lasts until the end of the scope. So one in the body of a loop, which is traced once, is the same
-    in each iteration, and one in a condition is unknown outside of it; one to a parameter, or to a variable that
-    the model does not have, would be lost. As through Keras's variables, no gradient passes through an assignment.
+    An assignment lasts until the end of the scope. So an assignment in the body of a loop, which is traced once,
+    would be the same in each iteration; one in a condition is unknown outside of it; one to a parameter, or to a
+    variable that is not the model's, would be lost. As with Keras's variables, no gradient passes through an
+    assignment.
     """
 
     def __init__(self, state_mapping, model: keras.Model):
         """Args:
         state_mapping: pairs (variable, tensor).
-        model: whose layers are called.
+        model: the model whose layers are called.
         """
         super().__init__(state_mapping, collect_losses=True)
         self._graph = tf.compat.v1.get_default_graph()
-        # A layer's metrics are not reported, so nobody reads what they add up.
+        # A layer's metrics are not reported, so assignments to their variables may be lost.
         metrics = [metric for layer in model._flatten_layers() for metric in layer.metrics]
         self._of_metrics = {id(variable) for metric in metrics for variable in metric.variables}
 
@@ -44,7 +45,7 @@ class TowerScope(keras.StatelessScope):
         """Notes an assignment: a pair (variable, value).
 
         Raises:
-          UserError: to a parameter, to a variable that the model does not have, or in a loop.
+          UserError: the assignment is to a parameter, to a variable that is not the model's, or in a loop.
         """
         variable, value = update
         if id(variable) not in self.state_mapping and id(variable) not in self._of_metrics:
@@ -72,7 +73,7 @@ class TowerScope(keras.StatelessScope):
         """The tensor that stands for a variable now.
 
         Raises:
-          UserError: it was assigned in a condition that has ended.
+          UserError: the variable was assigned in a condition, a loop or a tf.function that has ended.
         """
         value = super().get_current_value(variable)
         graph = getattr(value, "graph", None)
@@ -93,7 +94,7 @@ class TowerScope(keras.StatelessScope):
 
 
 def _not_of_the_model(variable: keras.Variable) -> str:
-    """Why an assignment to a variable is refused that the model does not have."""
+    """The error text for an assignment to a variable that is not the model's."""
     if is_seed(variable):
         return (
             f"{variable.path}: a layer draws random numbers from a generator that belongs to no layer, so each "

@@ -1,4 +1,4 @@
-"""Whether XLA compiles the step where that was left open: on one GPU, if it can compile all of the tower.
+"""Whether XLA compiles the step where the options leave it open: on one GPU, if it can compile the whole tower.
 
 Images/s on an H100 (batch 1,024, bfloat16, TensorFlow 2.21):
 
@@ -25,19 +25,19 @@ from towers.task import Batch, Task
 from towers.tower import ModelVariables, TowerFunction
 from towers.tracing.drawn_numbers import drawn_otherwise
 
-# XLA's name for all of them; one need not be there.
+# XLA's name for the platform of all GPUs; conversion works without a GPU.
 _PLATFORM = "GPU"
 _WITHOUT_KERNEL = re.compile(r" on XLA_\w+: (\w+) \(")
-# Lines before the one that says why, in an error of a step.
+# In an error of a step, the lines before the one with the reason begin so.
 _AROUND = ("Graph execution error", "Detected at node", "<stack traces")
-# Results of unknown lengths, which XLA fills up to the longest one.
+# Operations with results of unknown lengths, which XLA pads to the maximum length.
 _OF_UNKNOWN_LENGTH = {"Where", "Unique", "UniqueV2"}
 
 
 class XlaChoice(NamedTuple):
     """Attributes:
     compiles: whether XLA compiles the step.
-    why_not: what a user may want to change, or to know; '' if there is nothing.
+    why_not: a notice for the user: why XLA does not compile; '' if there is nothing to say.
     """
 
     compiles: bool
@@ -47,16 +47,16 @@ class XlaChoice(NamedTuple):
 def xla_choice(
     task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
 ) -> XlaChoice:
-    """Whether to compile: as the options say, and where they leave it open, as suits the model and the devices.
+    """Whether XLA compiles the step: as the options say, or else as suits the model and the devices.
 
     Args:
       task, model: what is trained; the model is built.
-      devices: of the towers.
+      devices: devices of the towers.
       options: how a step computes.
-      batch_spec: of a (micro)batch as the towers get it, dimension 0 open.
+      batch_spec: spec of a (micro)batch as the towers get it, dimension 0 open.
 
     Raises:
-      UserError: as for a tower's pass, which is traced.
+      UserError: tracing a tower's pass raised it (see `TowerFunction`).
     """
     if options.xla is not None:
         return XlaChoice(options.xla)
@@ -74,7 +74,7 @@ def xla_choice(
 
 
 def _known_problem(model: keras.Model, batch_spec: Batch) -> str:
-    """Why XLA should not compile a model, as far as that is seen without its graph; '' if nothing is."""
+    """Why XLA should not compile a model, as far as the model shows it without a graph; '' if nothing does."""
     shapes = [spec.shape for spec in tf.nest.flatten(batch_spec)]
     if any(shape.rank is None or None in shape[1:] for shape in shapes):
         return "the shapes of batches vary, and it would compile the step for each"
@@ -85,10 +85,10 @@ def _known_problem(model: keras.Model, batch_spec: Batch) -> str:
 
 
 def _works_on(device: str) -> bool:
-    """Whether XLA compiles for a device. For GPUs it needs files of CUDA's compiler, which drivers don't bring."""
+    """Whether XLA compiles for a device. For GPUs it needs files of CUDA's compiler, which drivers lack."""
     try:
         with tf.device(device):
-            # Not of a constant, which the host would compute.
+            # An argument, not a constant, whose exp the host would compute.
             tf.function(tf.exp, jit_compile=True, autograph=False)(tf.zeros([8]))
     except tf.errors.OpError:
         return False
@@ -98,7 +98,7 @@ def _works_on(device: str) -> bool:
 def _problem_of_pass(
     task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
 ) -> str:
-    """As `conversion_problem`, of a training pass."""
+    """`conversion_problem` of a tower's training pass."""
     num_examples = split.fewest_examples(task.batch_size, options.accumulation, (1.0,))
     options = dataclasses.replace(options, xla=True)
     kernels = options.kernels(devices, num_examples)
@@ -148,7 +148,7 @@ def conversion_problem(function, *specs) -> str:
 
 
 def _kinds(concrete) -> set[str]:
-    """The kinds of operations whose results are used, in a function and in those that it calls."""
+    """The types of the operations whose results are used, in a function and in the functions that it calls."""
     described = concrete.graph.as_graph_def()
     found = _used_kinds(described.node, [tensor.name for tensor in concrete.outputs])
     for function in described.library.function:
@@ -171,6 +171,6 @@ def conversion_reason(error: str) -> str:
     if found := _WITHOUT_KERNEL.search(error):
         return f"it has no kernel for {found[1]}"
     lines = [line.removeprefix("Failed getting HLO text: '") for line in error.splitlines()]
-    # Those of a stack trace are indented.
+    # Lines of a stack trace are indented.
     telling = [line for line in lines if line.strip() and not line.startswith((*_AROUND, " ", "\t"))]
     return (telling or lines)[0].partition(". ")[0].rstrip(".")

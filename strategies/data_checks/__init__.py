@@ -1,1 +1,1 @@
-"""A user's data: checked weights, the checks before training, errors as one line, and what is not finite."""
+"""Checks of a user's data: weights, first batches, errors in one line, values that are not finite."""

@@ -1,4 +1,4 @@
-"""What follows from steps that are not finite: training stops, or a label out of range is found and named."""
+"""Handles steps that are not finite: stops training, or names a label that is out of range."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,15 +12,15 @@ from towers.task import Batch
 
 
 class BadSteps:
-    """Looks at the outcomes of a run's steps. All processes of the run look at the same ones."""
+    """Checks the outcomes of a run's steps. All processes of the run check the same outcomes."""
 
     def __init__(
         self, counters: Counters, causes: Causes, batches_again: Callable[[int], Sequence[Batch]], *, on_cpu: bool
     ):
         """Args:
-        counters: the engine's; its `bad_step` is the first step after which no update is applied.
-        causes: finds out why.
-        batches_again: function of a step that reads its (micro)batches once more.
+        counters: counters of the engine; after the step `bad_step` no update is applied.
+        causes: finds out why a step was not finite.
+        batches_again: function from a step's index to its (micro)batches, which it reads once more.
         on_cpu: whether this process's towers are on CPUs, where labels out of range are errors.
         """
         self._counters, self._causes, self._batches_again, self._on_cpu = counters, causes, batches_again, on_cpu
@@ -56,7 +56,7 @@ class BadSteps:
     def _check_skipped_labels(self, first: int, outcomes: Sequence[StepOutcome]) -> None:
         """Raises UserError if a skipped step has labels out of range, which spoil its loss on a GPU.
 
-        Only the run's first step whose loss is not finite is looked at: to read its batch again takes as long as a
+        Only the run's first step whose loss is not finite is checked: reading its batch again takes as long as a
         resume.
         """
         lost = (index for index, outcome in enumerate(outcomes) if not np.isfinite(outcome.loss_sum))

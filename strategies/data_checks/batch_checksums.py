@@ -1,4 +1,4 @@
-"""Checksums of a split's first batches: whether processes read the same ones, and one process at each reading."""
+"""Checksums of a split's first batches: whether all processes, and repeated readings, get the same batches."""
 
 import collections
 import dataclasses
@@ -13,7 +13,7 @@ from strategies.data_checks.data_errors import readable_input
 from towers.errors import UserError
 from towers.task import Batch, InputShard, Task, as_batch
 
-# First batches of each split that are compared.
+# Number of first batches of each split that are compared.
 NUM_COMPARED = 4
 KEEPS_ORDER_ADVICE = "use shuffle(..., seed=1, reshuffle_each_iteration=False)"
 
@@ -21,9 +21,9 @@ KEEPS_ORDER_ADVICE = "use shuffle(..., seed=1, reshuffle_each_iteration=False)"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchChecksums:
     """Attributes:
-    examples: of each batch, a checksum of its labels and weights, or of its features if there are none. It tells
-      which examples are in it: random augmentation seldom changes labels.
-    features: of each batch, a checksum of its features; () if they differ at each reading.
+    examples: for each batch a checksum of its labels and weights, or of its features if there are none. It
+      identifies the batch's examples: random augmentation seldom changes labels.
+    features: for each batch a checksum of its features; () if they differ between readings.
     keeps_order: whether a second reading had the same examples in the same order.
     """
 
@@ -45,7 +45,7 @@ class BatchChecksums:
         return cls(examples=examples, features=features if are_same else (), keeps_order=keeps_order)
 
     def numbers(self, count: int) -> np.ndarray:
-        """All of it as float64 [1 + 2 * count], for `count` batches at most; `from_numbers` reads it."""
+        """All attributes as float64 [1 + 2 * count], for at most `count` batches; inverse of `from_numbers`."""
         examples, features = (
             np.pad(np.array(found, np.float64), (0, count - len(found)), constant_values=-1)
             for found in (self.examples, self.features)
@@ -60,7 +60,7 @@ class BatchChecksums:
 
 
 def batch_checksums(task: Task, split: str) -> BatchChecksums:
-    """Checksums of a split's first batches, which are read twice; none of a task that checks its own data.
+    """Checksums of a split's first batches, which are read twice; empty for a task that checks its own data.
 
     Raises:
       UserError: the data can't be read, or there are none.
@@ -102,25 +102,25 @@ def _checksum(structure: Any) -> int:
     crc = 0
     for tensor in _flat(structure):
         array = np.asarray(tensor)
-        # An array of strings holds their addresses.
+        # An array of strings holds addresses, not the strings.
         content = b"\0".join(np.ravel(array)) if array.dtype.hasobject else np.ascontiguousarray(array)
         crc = zlib.crc32(content, crc)
     return crc
 
 
 def _are_moved(first: Sequence[Batch], second: Sequence[Batch]) -> bool:
-    """Whether an example is at another place in the second reading. Augmented examples are in one reading only."""
+    """Whether an example has another position in the second reading. Augmented ones are in one reading only."""
     before, after = (_places(batches) for batches in (first, second))
     return any(after.get(example, place) != place for example, place in before.items())
 
 
 def _places(batches: Sequence[Batch]) -> dict[int, int]:
-    """The places of the examples that occur once, by a checksum of their features."""
+    """The positions of the examples that occur once, by a checksum of their features."""
     found = []
     for batch in batches:
         tensors = _flat(batch.features)
         length = len(tensors[0])
-        # A task of a user's own may yield anything.
+        # A custom task may yield anything.
         if all(tensor.shape.rank and len(tensor) == length for tensor in tensors):
             arrays = [np.asarray(tensor) for tensor in tensors]
             found += [_checksum([array[index] for array in arrays]) for index in range(length)]

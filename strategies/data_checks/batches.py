@@ -1,4 +1,4 @@
-"""The batches of a dataset: each a `Batch` with checked weights, and read with errors that a user understands."""
+"""Reads a dataset's elements as `Batch`es with checked weights, and raises errors that a user understands."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from towers.task import Batch, as_batch
 
 
 def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset with each element a `Batch`. To read a batch with a weight below 0 is an error."""
+    """The dataset with `Batch`es as elements. Reading a batch with a weight below 0 raises an error."""
     if not isinstance(dataset.element_spec, Batch):
         dataset = dataset.map(lambda *parts: as_batch(parts if len(parts) > 1 else parts[0]))
     return dataset.map(_with_checked_weights) if _weights_of(dataset.element_spec) else dataset
@@ -26,7 +26,7 @@ def _weights_of(batch: Batch) -> list:
 
 @tf.autograph.experimental.do_not_convert
 def _with_checked_weights(batch: Batch) -> Batch:
-    # NaN is not below 0: the step that it spoils is reported as not finite.
+    # NaN is not below 0: a step with a NaN weight is reported as not finite.
     are_below = tf.reduce_any([tf.reduce_any(weights < 0) for weights in _weights_of(batch)])
     tf.debugging.Assert(~are_below, [f"weights {ARE_BELOW_0}"])
     return batch

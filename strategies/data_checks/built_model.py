@@ -1,4 +1,4 @@
-"""A task's model, built to compute in a precision: a model that only float32 suits becomes one line."""
+"""Builds a task's model in a precision; a model that works only in float32 gives an error of one line."""
 
 import logging
 
@@ -34,7 +34,7 @@ def built_model(task: Task, precision: str) -> keras.Model:
 
 
 def _warn_of_other_policy(precision: str) -> None:
-    """Says that a policy that the user gave Keras has no effect. A verification computes in float64 anyway."""
+    """Warns that a Keras dtype policy set by the user has no effect. A verification computes in float64 anyway."""
     policy = keras.config.dtype_policy().name
     if precision_of(policy) not in ("float32", precision) and precision != "float64":
         log.warning(

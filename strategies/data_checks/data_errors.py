@@ -1,4 +1,4 @@
-"""TensorFlow's errors that a user's data or input pipeline cause, as one line."""
+"""Turns TensorFlow's errors that a user's data or input pipeline caused into one line."""
 
 import contextlib
 import os
@@ -17,15 +17,15 @@ from towers.xla_choice import conversion_reason
 
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# A user's program may be in a checkout of this project too.
+# Only these folders, because a user's program may be in a checkout of this project too.
 _OWN = tuple(os.path.join(_ROOT, room, "") for room in ("launch", "models", "strategies", "towers"))
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _INDEX = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
-# The function is a tower's pass, not one of our own kernels.
+# Matches if the function is a tower's pass, not one of our own kernels.
 _NOT_COMPILED = re.compile(
     r"(tf2xla conversion failed while converting|trying to compile graph) __inference__train_"
 )
-# What a graph's error says first: the operations that failed, each with the lines that made it, and their number.
+# The start of a graph's error: the operations that failed, each with the lines that created it, and their number.
 _OF_GRAPH = re.compile(
     r"\AGraph execution error:\s+"
     r"(Detected at node .* defined at \(most recent call last\):\n(<stack traces unavailable>\n|  File .*\n|\n)*)+"
@@ -35,7 +35,7 @@ _LONGEST = 200
 
 
 def user_error_in(error: tf.errors.OpError) -> UserError | None:
-    """The UserError whose text is in TensorFlow's error: a host function raised it, or an assertion named it."""
+    """The UserError whose text is in TensorFlow's error: raised by a host function, or in an assertion."""
     found = re.search(r"UserError: ([^\]\n]*)", str(error))
     return None if found is None else UserError(found.group(1))
 
@@ -44,12 +44,12 @@ def user_error_in(error: tf.errors.OpError) -> UserError | None:
 def readable_errors(
     where: str, model: keras.Model | None = None, batch: Any | Callable[[], Any] = ()
 ) -> Iterator[None]:
-    """Context manager: raises an error about data, about XLA, or about values that no graph has, in one line.
+    """Context manager: raises errors about data, about XLA, or about values needed during tracing in one line.
 
     Args:
       where: the step, for the message.
       model: the model that computes; None if its inputs are not compared with the batch.
-      batch: what it computes, one batch or several, or a function that reads them.
+      batch: the batch or batches that it computes, or a function that reads them.
     """
     try:
         with readable_tracing(where):
@@ -64,9 +64,9 @@ def readable_errors(
 
 @contextlib.contextmanager
 def readable_tracing(where: str) -> Iterator[None]:
-    """Context manager: raises in one line that a user's code needs values of a graph's tensors, which have none.
+    """Context manager: raises a UserError if a user's code needs values of tensors in a graph, which have none.
 
-    First batches are checked eagerly: there tensors have values, and such code works.
+    First batches are checked eagerly, where tensors have values and such code works.
 
     Args:
       where: the step, for the message.
@@ -85,7 +85,7 @@ def readable_tracing(where: str) -> Iterator[None]:
 
 
 def known_cause(error: tf.errors.OpError, where: str) -> UserError | None:
-    """The UserError for a step's error whose text names the user's mistake; None if it names none.
+    """The UserError for a step's error whose text names a mistake of the user; None if it names none.
 
     Args:
       error: TensorFlow's.
@@ -103,7 +103,7 @@ def _not_compiled(error: tf.errors.OpError) -> UserError | None:
 
 
 def _of_other_shape(where: str, model: keras.Model | None, batch: Any) -> UserError | None:
-    """The UserError for features that are no input of the model; None if they fit, or if nothing is known."""
+    """The UserError for features that don't fit the model's inputs; None if they fit, or if nothing is known."""
     inputs = getattr(model, "inputs", None) or ()  # None for a subclassed model
     for one in parts_of(batch):
         features = tf.nest.flatten(one.features)
@@ -130,7 +130,7 @@ def out_of_range(error: tf.errors.OpError, where: str, *, only_labels: bool = Fa
     Args:
       error: TensorFlow's.
       where: the step, for the message.
-      only_labels: whether nothing but a loss was computed. A deterministic cross-entropy looks labels up as ids.
+      only_labels: whether only a loss was computed. A deterministic cross-entropy looks labels up as ids.
     """
     found = _LABEL.search(str(error)) or (_INDEX.search(str(error)) if only_labels else None)
     if found:
@@ -171,12 +171,12 @@ def input_error(error: tf.errors.OpError, split: str, where: str) -> UserError:
 
 
 def reason_of(error: Exception) -> str:
-    """The sentence of an error of Keras or TensorFlow that says what is wrong."""
+    """The sentence with the reason in an error of Keras or TensorFlow."""
     text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
     text = _OF_GRAPH.sub("", text)
     text = re.sub(r"Error in user-defined function passed to (\w+):\d+ .*?: (?=[^:])", r"\1: ", text)
     text = re.sub(r".*assertion failed: \[([^\]]+)\].*", r"\1", text)
-    # Where Keras computes a layer's outputs symbolically, it first says what a layer might lack.
+    # If Keras fails to compute a layer's outputs symbolically, the error begins with what the layer might lack.
     text = text.partition("Error encountered:\n")[2] or text
     lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line and not line.startswith(("Exception encountered", "Arguments rec"))]
@@ -184,23 +184,23 @@ def reason_of(error: Exception) -> str:
 
 
 def _line_of(error: tf.errors.OpError) -> str:
-    """Where a user's own Python code raised it, as ' (FILE, line 3)'; '' if TensorFlow did."""
+    """The line of the user's code that raised the error, ' (FILE, line 3)'; '' if TensorFlow raised it."""
     return _last_of_users(re.findall(r'File "([^"]+)", line (\d+), in ', str(error)))
 
 
 def is_users_file(path: str) -> bool:
-    """Whether code in this file is a user's own: neither of a library nor of this project."""
+    """Whether the file is the user's code: neither a library's nor this project's."""
     return not path.startswith((*_LIBRARIES, *_OWN))
 
 
 def users_line_of(error: Exception) -> str:
-    """The last line of a user's own code that ran into the error, as ' (FILE, line 3)'; '' if there is none."""
+    """The innermost line of the user's code in the traceback, ' (FILE, line 3)'; '' if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     return _last_of_users([(frame.filename, frame.lineno) for frame in frames])
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether this project's code ran into the error: neither a user's nor a library that a user's code called."""
+    """Whether this project's code caused the error, not the user's nor a library that the user's code called."""
     paths = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return [path for path in paths if not path.startswith(_LIBRARIES)][-1].startswith(_OWN)
 

@@ -1,6 +1,6 @@
-"""Checks the first batch of each split against the model before training: a mistake of data becomes one line.
+"""Checks the first batch of each split against the model before training: a mistake in the data gives one line.
 
-The model computes some examples of the batch, and the task their loss and metrics: on the host, without training.
+On the host, without training, the model computes some examples of the batch, and the task their loss and metrics.
 """
 
 import re
@@ -18,10 +18,10 @@ from strategies.data_checks.data_errors import is_users_file, out_of_range, reas
 from towers.errors import UserError
 from towers.task import Batch, Task
 
-# What is wrong with such weights.
+# The end of the error for negative weights.
 ARE_BELOW_0 = "are below 0: a weight is how much an example counts, so it must be at least 0"
 _NUM_EXAMPLES = 8
-# What tf.name_scope takes.
+# The names that tf.name_scope accepts.
 _NAME = re.compile(r"[A-Za-z0-9_.\\/>-]*")
 
 
@@ -31,13 +31,13 @@ def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1
     Args:
       task: what to train. `task.data_is_checked`, if it has this attribute, says that no batch need be read.
       model: the task's model, which is not changed.
-      num_compared: how many batches of each split are read; if they are several, they are read twice.
+      num_compared: number of batches of each split to read; several batches are read twice.
 
     Returns:
       By split, the checksums of the batches that were read.
 
     Raises:
-      UserError: the message says what came, what was expected and how to mend it.
+      UserError: the data don't fit; the message says what came, what was expected and how to fix it.
     """
     num_examples = task.num_examples("train")
     if num_examples is not None and num_examples < task.batch_size:
@@ -92,7 +92,7 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
     wrong_loss = f"{came}: give labels and weights that fit outputs and loss"
-    # Those of training were checked before: what the task refuses now is in the data of this split.
+    # Training data were checked before: what the task refuses now is in the data of this split.
     where = f"the first batch of {split!r}: " if split == "eval" else ""
     _computed(lambda: task.loss(outputs, few), wrong_loss, reads_labels=True, where=where)
     wrong_metrics = f"{came}: give metrics that fit labels and outputs"
@@ -102,7 +102,7 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
 
 
 def _check_outputs(outputs: Any) -> None:
-    """Raises UserError for a model that returns no tensors, as a call without `return` does."""
+    """Raises UserError for a model that returns no tensors, for example from a call without `return`."""
     wrong = [part for part in tf.nest.flatten(outputs) or [outputs] if not hasattr(part, "shape")]
     if wrong:
         raise UserError(
@@ -112,7 +112,7 @@ def _check_outputs(outputs: Any) -> None:
 
 
 def _check_penalties(model: keras.Model) -> None:
-    """Raises UserError if a regularizer can't be computed, as Keras's OrthogonalRegularizer in float64."""
+    """Raises UserError if a regularizer can't be computed, like Keras's OrthogonalRegularizer in float64."""
     precision = model.compute_dtype
     in_float32 = "" if precision == "float32" else f", or pass precision=float32 instead of {precision}"
     problem = f"a regularizer of the model's weights fails: correct or remove it{in_float32}"
@@ -130,7 +130,7 @@ def _check_names(model: keras.Model) -> None:
 
 
 def _check_encodings(model: keras.Model) -> None:
-    """Raises UserError for a layer whose sparse outputs Keras can't compute in a graph. Eagerly it can."""
+    """Raises UserError for a layer whose sparse outputs Keras can compute eagerly, but not in a graph."""
     encodings = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.CategoryEncoding)]
     sparse = next((layer.name for layer in encodings if layer.sparse), None)
     if sparse is not None:
@@ -141,7 +141,7 @@ def _check_encodings(model: keras.Model) -> None:
 
 
 def _check_parts(split: str, batch: Batch) -> None:
-    """Raises UserError for weights that are no weights, and for parts of different lengths."""
+    """Raises UserError for invalid weights, and for parts of different lengths."""
     if "weights" in not_finite_parts(Batch((), (), batch.weights)):
         raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
     weights = [np.asarray(tensor) for tensor in tf.nest.flatten(batch.weights)]
@@ -167,9 +167,9 @@ def _outputs(model: keras.Model, features: Any) -> Any:
 
 
 def _are_more(features: Any, model: keras.Model) -> bool:
-    """Whether these are more tensors than the model has inputs: a Sequential model ignores all but the first.
+    """Whether there are more tensors than the model has inputs: a Sequential model ignores all but the first.
 
-    Entries of a dict are chosen by name, so others may be in it.
+    A dict may have more entries, because the model selects them by name.
     """
     inputs = getattr(model, "inputs", None)
     return bool(inputs) and not isinstance(features, Mapping) and len(tf.nest.flatten(features)) > len(inputs)
@@ -186,13 +186,13 @@ def _loses_imaginary_parts(features: Any, model: keras.Model) -> bool:
 
 
 def _computed(function: Callable[[], Any], problem: str, *, reads_labels: bool = False, where: str = "") -> Any:
-    """What `function` returns.
+    """The result of `function`.
 
-    If it reads labels, None for one out of range, which training reports by its step. `where` is put before what
-    the function refuses itself.
+    If it reads labels, None for a label out of range, which training reports with its step. `where` is put before
+    errors that the function itself raises.
 
     Raises:
-      UserError: Keras or TensorFlow refuse the data. An error in a user's own code is raised as it is.
+      UserError: Keras or TensorFlow refuses the data. An error in the user's code is raised unchanged.
     """
     try:
         return function()
@@ -213,7 +213,7 @@ def _is_refused_by_library(error: Exception) -> bool:
 
 
 def _taken(model: keras.Model) -> str | None:
-    """The types and shapes of the model's inputs; None if it does not say, as a subclassed model."""
+    """The types and shapes of the model's inputs; None if they are unknown, as for a subclassed model."""
     inputs = getattr(model, "inputs", None)
     return _described(inputs[0] if len(inputs) == 1 else inputs) if inputs else None
 

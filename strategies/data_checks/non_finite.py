@@ -19,12 +19,12 @@ _LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causes:
-    """Finds the cause in the data of all processes, each of which looks at its own part.
+    """Finds the cause in the data of all processes; each process checks its own part.
 
     Attributes:
       task: what is trained.
-      model: its model, which is not computed.
-      all_true: whether a value is true in every process. All processes call it equally often.
+      model: its model, which is not run.
+      all_true: returns whether a value is true in every process. All processes must call it equally often.
     """
 
     task: Task
@@ -35,7 +35,7 @@ class Causes:
         """The error of a step that was not finite.
 
         Args:
-          step: its number.
+          step: index of the step.
           found: its outcome.
           batches: its (micro)batches.
 
@@ -43,7 +43,7 @@ class Causes:
           UserError: its labels are out of range.
         """
         what = f"loss {float(found.loss_sum / found.weight):g}, gradient norm {float(found.gradient_norm):g}"
-        # The engine looks at features only.
+        # The engine checks features only.
         parts = _unclean_parts(batches) or ([] if found.inputs_finite else ["features"])
         self.check_labels(batches, f"step {step}")
         if not self.all_true(not parts):

@@ -1,7 +1,7 @@
-"""The table of steps on server 0, in the process of that server: which steps were claimed, applied and counted.
+"""The table of steps in the process of server 0: which steps were claimed, applied and counted.
 
 TensorFlow may run a step of the chief more than once, even on two workers. So a step's number is claimed before
-its update and counted after it. A second claim of a number is refused: its update is not applied again.
+its update and counted after it. A second claim of a number is refused, so that no update is applied twice.
 
     worker:  pull  ->  compute  ->  claim(number)  ->  update of all servers  ->  count(number)
 """
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Claims:
-    """The table. Every method may be called from any thread; all but `begin` belong to the run that has begun."""
+    """The table. Every method may be called from any thread; all but `begin` act on the current run."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class Claims:
         # The staleness of each claimed step's update, by its number; None if it was not finite.
         self._claimed: dict[int, int | None] = {}
         self._counted: set[int] = set()
-        # Claimed steps that were tried again, and are not counted.
+        # Claimed steps that were tried again and are not yet counted.
         self._retried: set[int] = set()
         self._tally, self._batches = Tally(), BatchOrder(0, 1)
         self._reported: Sequence[str] = ()
@@ -53,7 +53,7 @@ class Claims:
 
         Args:
           run: the run's epoch, different for each start of a chief.
-          chief: which process the chief is.
+          chief: identifies the chief's process.
           first: number of the first step.
           updates: number of updates before it.
           reported: names of the (total, weight) pairs that each step reports, 'loss' first.
@@ -79,11 +79,12 @@ class Claims:
             self._reported, self._stops_if_bad, self._bad_step = tuple(reported), stops_if_bad, None
 
     def plan(self, first: int, count: int) -> list[int]:
-        """What a worker must know when it begins the steps first .. first + count - 1.
+        """The numbers that a worker needs to begin the steps first .. first + count - 1.
 
         Returns:
-          The number of updates so far, from which a staleness is counted; the number of the chief's starts, which
-          names the frozen weights; how many of these steps were claimed before; each worker's next batch.
+          The number of updates so far, from which staleness is counted; the number of the chief's starts, which
+          identifies the frozen weights; the number of these steps that were already claimed; each worker's next
+          batch.
         """
         with self._lock:
             numbers = range(first, first + count)
@@ -94,7 +95,7 @@ class Claims:
         """Whether to apply the update of step `number`: only on its first claim, and only if it is finite.
 
         Args:
-          run: epoch of the run that the step is of.
+          run: epoch of the step's run.
           number: the step.
           since: the number of updates at the step's pull.
           finite: whether its loss and gradients are finite.
@@ -119,7 +120,7 @@ class Claims:
             return finite, updates
 
     def _note_retry(self, run: str, number: int) -> None:
-        """Another try of a step that was claimed and is not counted: nobody knows where its update arrived."""
+        """Records a retry of a step that was claimed, not counted: some servers may lack its update."""
         if run != self._run or number not in self._claimed or number in self._counted or number in self._retried:
             return
         self._retried.add(number)
@@ -134,15 +135,15 @@ class Claims:
         Args:
           run, number: as for `claim`.
           worker: name of the worker.
-          figures: 'started' (the time when the worker did), 'examples', 'busy_seconds', 'input_seconds', 'norm',
-            'finite', 'stop_asked' and 'others': with tables, the elements of rows pulled from each server; then
-            two numbers for each reported name.
+          figures: 'started' (time at which the worker started), 'examples', 'busy_seconds', 'input_seconds',
+            'norm', 'finite', 'stop_asked' and 'others': with tables, the elements of rows pulled from each server,
+            then two numbers for each reported name.
         """
         with self._lock:
             self._stop_asked = self._stop_asked or figures["stop_asked"]
             if self._started.setdefault(worker, figures["started"]) != figures["started"]:
                 self._started[worker] = figures["started"]
-                # Unless the chief has noticed the loss before.
+                # Unless the chief has already noticed the loss.
                 if worker not in self._lost:
                     self._tally.add_failure(worker)
             self._counted_at[worker] = time.monotonic()
@@ -151,7 +152,7 @@ class Claims:
             if not is_claimed or number in self._counted:
                 return self._updates
             self._counted.add(number)
-            # Of the update that was claimed: if that worker died, another one counts the step.
+            # The staleness of the claimed update: if its worker died, another worker counts the step.
             staleness = self._claimed[number]
             while self._next in self._counted:
                 del self._claimed[self._next]
@@ -174,7 +175,7 @@ class Claims:
         return self._next + len(self._counted)
 
     def progress(self) -> dict:
-        """How many steps are counted, the step that ended the run (or None), and whether a worker is to stop."""
+        """The number of counted steps, the step that ended the run or None, and whether a worker must stop."""
         with self._lock:
             return {"done": self.done, "bad_step": self._bad_step, "stop_asked": self._stop_asked}
 
@@ -189,7 +190,7 @@ class Claims:
             }
 
     def lost(self, workers: Sequence[str]) -> list[str]:
-        """Counts workers as lost, each once until it counts a step again; returns those that are newly lost."""
+        """Records workers as lost until they count a step again; returns the newly lost ones."""
         with self._lock:
             found = [worker for worker in workers if worker not in self._lost]
             for worker in found:

@@ -23,7 +23,7 @@ from towers.task import Batch, batch_length
 
 _CPU = "/device:CPU:0"
 _BOOL, _INT = tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int64)
-# Position of each figure that `count` gets. With tables, the elements of rows from each server follow; then sums.
+# The order of the figures that `count` gets. With tables, the elements of rows from each server follow; then sums.
 FIGURES = ("worker", "started", "examples", "busy_seconds", "input_seconds", "norm", "finite", "stop_asked")
 
 
@@ -32,9 +32,9 @@ class RunVectors:
     """The variables of a run, in pieces by server.
 
     Attributes:
-      parameters, state: the vectors, the first without tables.
+      parameters, state: the vectors of the parameters (without tables) and of the state.
       slots: by name.
-      tables: the matrices of tables.
+      tables: the matrices that hold the tables' rows.
       frozen: the frozen weights, in the model's order.
       decays: 1 where weight decay applies, in the parameters' dtype; None if the rule has none.
       num_parameters, num_state: lengths without padding.
@@ -53,8 +53,8 @@ class RunVectors:
 def traced_step(graph: WorkerGraph) -> Callable[[StepValues, tf.Tensor, Batch], Outputs]:
     """A function of values, a step's number and a batch that computes the step; traced once for all closures.
 
-    Tracing it anew for each of eight steps took the chief 8 of 13 s (a small network, four microbatches). Workers
-    have nothing to do meanwhile.
+    Tracing it separately for each of eight steps took the chief 8 of 13 s (a small network, four microbatches),
+    during which workers are idle.
     """
 
     @tf.function(autograph=False)
@@ -100,8 +100,8 @@ class StepClosure:
         self._graph, self._compute = graph, compute
         self._vectors, self._batch_spec, self._run = vectors, batch_spec, run
         self.num_steps = num_steps
-        # As a tf.function, its result on the worker would wait for each read and update: two messages more a step.
-        # Without automatic control dependencies the order is what is written here.
+        # In a tf.function its result on the worker would wait for each read and update: two more messages per
+        # step. Without automatic control dependencies, the order is exactly what is written here.
         self.function = tf.compat.v1.wrap_function(
             self._steps,
             signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([num_steps], tf.float32)],
@@ -109,7 +109,7 @@ class StepClosure:
         )
 
     def _steps(self, first: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
-        """Steps first, first + 1, ... Not a loop in the graph: iterations over several machines are slow."""
+        """Steps first, first + 1, ..., unrolled: a graph's loop over several machines is slow."""
         servers = [_At.of(piece.device, first, rates) for piece in self._vectors.parameters]
         with tf.device(servers[0].device):
             count = tf.constant(self.num_steps, tf.int64)
@@ -127,7 +127,7 @@ class StepClosure:
         return updates
 
     def _step(self, number, index, servers, frozen, batch, about, *, since) -> tf.Tensor:
-        """One step, which pulls after `since` updates; the number of updates when it is counted."""
+        """One step, which pulls after `since` updates; returns the number of updates when it is counted."""
         vectors = self._vectors
         wanted = self._graph.wanted(batch)
         dealt = [DealtRows.of(rows, len(servers)) for rows in wanted]
@@ -166,9 +166,9 @@ class StepClosure:
         return tf.nest.pack_sequence_as(self._batch_spec, tensors), about
 
     def _pushed(self, index, servers, since, found: Outputs, figures) -> tf.Tensor:
-        """Claims the step, updates all servers if it may, and counts it after that.
+        """Claims the step, updates all servers if the claim allows it, and then counts the step.
 
-        The worker sends each server its gradient, and server 0 one tensor more: each tensor is a message.
+        The worker sends each server its gradient, and server 0 one more tensor: each tensor is a message.
         """
         vectors = self._vectors
         gradients = server_vectors.cut(found.dense, vectors.parameters)
@@ -176,7 +176,7 @@ class StepClosure:
         rows = self._rows_by_server(found.rows)
         with tf.device(servers[0].device):
             run, number = tf.constant(self._run), servers[0].first + index
-            # The figures contain the gradient's norm, so the gradient is computed when a step is claimed.
+            # The figures contain the gradient's norm, so a step is claimed only after its gradient was computed.
             figures = tf.identity(figures)
             allowed, update = call("claim", [run, number, since, figures], [_BOOL, _INT])
         updated = [
@@ -190,7 +190,7 @@ class StepClosure:
             return updates
 
     def _rows_by_server(self, found) -> list[list[tuple[tf.Tensor, tf.Tensor]]]:
-        """For each server the (ids, gradients) of its rows of each matrix of tables."""
+        """For each server, (ids, gradients) of its rows in each matrix of tables."""
         count = len(self._vectors.parameters)
         by_table = []
         for ids, values in found:
@@ -204,8 +204,8 @@ class StepClosure:
         value, state = vectors.parameters[server], vectors.state[server]
         slots = {name: pieces[server] for name, pieces in vectors.slots.items()}
 
-        # The branches take what is on the server already: a Switch is where its input is, so the worker would wait
-        # for `allowed` before it sends its gradient. Branches inherit no device.
+        # The branches take tensors that are already on the server: a Switch is on its input's device, so otherwise
+        # the worker would wait for `allowed` before it sends its gradient. Branches inherit no device.
         with tf.device(value.device):
             gradient, change = tf.identity(gradient), tf.identity(change) if vectors.num_state else None
             rows = [(tf.identity(ids), tf.identity(values)) for ids, values in rows]
@@ -235,7 +235,7 @@ class StepClosure:
 
 
 class _At(NamedTuple):
-    """The closure's arguments on a server, sent once."""
+    """The closure's arguments on a server, sent once per closure."""
 
     device: str
     first: tf.Tensor

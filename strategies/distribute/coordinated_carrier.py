@@ -1,4 +1,4 @@
-"""TensorFlow's servers and workers, as the chief uses them: ParameterServerStrategy and ClusterCoordinator."""
+"""The chief's interface to TensorFlow's servers and workers: ParameterServerStrategy and ClusterCoordinator."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ from strategies.servers.worker_graph import WorkerGraph
 from towers.task import Batch
 from towers.updates.rules import UpdateRule
 
-# Steps that are scheduled ahead of the last one done: for each worker, and for each second of work.
+# Number of steps that are scheduled ahead of the last one done: for each worker, and for each second of work.
 _AHEAD_PER_WORKER = 2
 _AHEAD_SECONDS = 0.3
 # A call from the chief takes 4 ms in all processes; ten steps in one take a quarter of the CPU time a step (AVX2).
@@ -58,12 +58,12 @@ class CoordinatedCarrier:
         worker_timeout_seconds: float = 60.0,
     ):
         """Args:
-        connection: to the servers and workers.
+        connection: connection to the servers and workers.
         graph: what a worker computes.
         batch_spec: the spec of a worker's batch, dimension 0 open.
         schedule: learning rate by step.
         rule: the update rule.
-        free_bytes: memory that each server can still get, by its name.
+        free_bytes: bytes of memory that each server can still get, by its name.
         stops_if_bad: whether no step is applied after one that was not finite.
         lazily: whether tables are updated lazily.
         steps_per_closure: steps that a worker computes for each call from the chief; 0 chooses by their time.
@@ -89,7 +89,7 @@ class CoordinatedCarrier:
         if self._vectors is None:
             self._vectors = self._new_vectors(begin)
             self._run = uuid.uuid4().hex
-            # Tracing tells which sums a step reports.
+            # Tracing determines which sums a step reports.
             self._closure(1)
         else:
             parameters = self._stored(begin)
@@ -164,10 +164,10 @@ class CoordinatedCarrier:
         return Progress(done=self._done, bad_step=reply["bad_step"], absent=absent, missing=())
 
     def _waited(self, wanted: int) -> Mapping:
-        """Waits a short time for `wanted` steps to be counted; the state then.
+        """Waits a short time until `wanted` steps are counted; returns the progress.
 
-        It polls: a call that waits in the other process would hold Python's lock here, and the coordinator's
-        threads could not send the workers their steps.
+        It polls, because a call that waits in the other process would hold Python's lock here, so that the
+        coordinator's threads could not send the workers their steps.
         """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
@@ -179,7 +179,7 @@ class CoordinatedCarrier:
             time.sleep(min(_LONGEST_POLL_SECONDS, max(_SHORTEST_POLL_SECONDS, expected / 2)))
 
     def _measure(self) -> None:
-        """Steps a second since the last pause, without the first steps, which compile."""
+        """Measures steps per second since the last pause, without the first steps, which compile."""
         now, num_workers = time.monotonic(), len(self._connection.workers)
         if self._began is None:
             self._began = now, self._done + _FIRST_PER_WORKER * num_workers
@@ -191,12 +191,12 @@ class CoordinatedCarrier:
 
     @property
     def _most(self) -> int:
-        """Steps of a closure, if so many are left."""
+        """The largest number of steps of a closure."""
         is_fast = self._rate > len(self._connection.workers) * _FAST_STEPS_PER_SECOND
         return self._steps_per_closure or (_MOST_STEPS if is_fast else 1)
 
     def _fill(self, until: int) -> None:
-        """Schedules steps. Few are waiting at a time, so that a pause does not wait for long."""
+        """Schedules steps. Only few wait at a time, so that a pause is short."""
         most = self._most
         at_least = _AHEAD_PER_WORKER * len(self._connection.workers) * most
         ahead = max(at_least, math.ceil(self._rate * _AHEAD_SECONDS))
@@ -212,7 +212,7 @@ class CoordinatedCarrier:
             self._connection.coordinator.schedule(self._closure(len(steps)).function, args=arguments)
 
     def _repeat_late(self, reply: Mapping) -> None:
-        """Schedules the steps again of workers that stand still; these workers may also go on later."""
+        """Reschedules the steps of stalled workers, which may also continue later."""
         if reply["bad_step"] is None and self._next > self._done:
             at_once = len(self._connection.workers) * max(self._most, *self._closures)
             for step in self._watch.late_steps(self._next, at_once):
@@ -225,7 +225,7 @@ class CoordinatedCarrier:
         self._done = reply["done"]
         self._repeat_late(reply)
         absent = self._watch.absent(self._done)
-        # Of a worker that stands still, others have done all steps: it can claim none of them.
+        # Other workers have done all steps of a stalled worker, so it can claim none of them.
         is_idle = is_idle or self._done >= self._next
         return Paused(idle=is_idle, missing=absent, **self._ask_first("totals"))
 
@@ -287,10 +287,10 @@ class CoordinatedCarrier:
         return found
 
     def end(self, how: str) -> None:
-        """Ends workers and servers. One that is lost needs no end, and one that hangs is not waited for."""
+        """Ends workers and servers. Skips lost ones, and does not wait for one that hangs."""
 
         def end_one(member):
-            # TensorFlow may have forgotten the devices of a lost one.
+            # TensorFlow may have dropped the devices of a lost process.
             with contextlib.suppress(PeerLost, tf.errors.OpError):
                 self._connection.ask(member, "end", how, output=BOOL)
 

@@ -26,7 +26,7 @@ from towers.updates.sparse_updates import LAZY
 
 
 def joined(cluster: Cluster, *, num_cpus: int, startup_timeout_seconds: float) -> object:
-    """This process's part in the cluster. Call it once, before TensorFlow computes anything.
+    """Joins the cluster; returns this process's part. Call it once, before TensorFlow computes anything.
 
     Args:
       cluster: all processes, and which of them this one is.
@@ -52,7 +52,7 @@ def coordinated_strategy(
       servers: the cluster and the chief's membership.
 
     Raises:
-      UserError: options that servers can't support, or a process that was started with other settings.
+      UserError: an option is not supported by servers, or a process was started with other settings.
       PeerLost: a process could not be reached.
     """
     check_options(options, servers.options, servers.num_workers)
@@ -107,7 +107,7 @@ def coordinated_strategy(
 def run_coordinated_server(
     options: StepOptions, membership: ServersMembership, *, stop_asked: Callable[[], bool] = lambda: False
 ) -> str:
-    """Serves until the chief, which has started, ends the run; returns how it ended: 'done' or 'interrupted'.
+    """Serves until the chief ends the run; returns how the run ended: 'done' or 'interrupted'.
 
     Args:
       options, membership: how a step is computed, and this server's membership.
@@ -137,7 +137,7 @@ def run_coordinated_worker(
     stop_asked: Callable[[], bool] = lambda: False,
     before_step: Callable[[int], None] = lambda step: None,
 ) -> str:
-    """Computes until the run ends; returns how it ended: 'done' or 'interrupted'.
+    """Computes steps until the run ends; returns how the run ended: 'done' or 'interrupted'.
 
     Args:
       task, devices, options, shares: as for `strategies.towers.towers_strategy`.
@@ -199,15 +199,15 @@ def _check_collectives(graph: WorkerGraph, servers: ServersMembership) -> None:
 
 
 def _devices_of_workers(described: Mapping[str, Mapping]) -> Devices:
-    """The devices that each worker has, by names without the worker.
+    """The devices that every worker has, by names without the worker.
 
-    One graph serves all workers, so it uses only instructions that all their CPUs have, and a kernel that is for
-    few threads only if no worker has more. It has no compiled kernels: the optimized tower calls them under the
-    names of the functions that were traced, and ParameterServerStrategy's processes refuse a second function of
-    one name. With names of their own a step runs, but an evaluation on the chief does not end (TensorFlow 2.21).
+    One graph serves all workers, so it uses only instructions that all their CPUs have, and kernels for few
+    threads only if no worker has more. It has no compiled kernels: the optimized tower calls them under the names
+    of the traced functions, and ParameterServerStrategy's processes refuse a second function of the same name.
+    With unique names a step runs, but an evaluation on the chief never ends (TensorFlow 2.21).
 
     Raises:
-      UserError: workers with different devices.
+      UserError: workers have different devices.
     """
     found = {
         name: Devices(towers=tuple(one["towers"]), parameters=one["parameters"])

@@ -22,17 +22,17 @@ from strategies.waiting import listens, wait_for_all
 from towers.errors import UserError
 
 TEXT, BOOL = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.bool)
-# With TensorFlow's default on two cores, a coordinator and its servers can wait for each other's threads.
+# With TensorFlow's default on two cores, a coordinator and its servers can deadlock for lack of threads.
 INTER_OP_THREADS = 16
 _RETRY_SECONDS = 0.1
-# TensorFlow's own part of connecting is faster than this.
+# An upper bound of the time that TensorFlow itself needs to connect.
 _CONNECT_SECONDS = 60.0
 # TensorFlow's errors if a process is lost.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 class CoordinatorConnection:
-    """TensorFlow's strategy and coordinator, made once in a process.
+    """TensorFlow's strategy and coordinator, created once per process.
 
     Attributes:
       servers, workers: the other processes.
@@ -40,7 +40,7 @@ class CoordinatorConnection:
     """
 
     def __init__(self, cluster: Cluster, *, startup_timeout_seconds: float):
-        """Waits for all other processes. Make it before TensorFlow computes anything.
+        """Waits for all other processes. Create it before TensorFlow computes anything.
 
         Raises:
           PeerLost: a process did not start in time; the message names it.
@@ -79,7 +79,7 @@ class CoordinatorConnection:
         self._runs = 0
 
     def ask(self, member: Member, name: str, *inputs, output: tf.TensorSpec = TEXT):
-        """Calls a host function of a server or worker; a text is read as JSON.
+        """Calls a host function of a server or worker; a text that it returns is parsed as JSON.
 
         Raises:
           PeerLost: the process is lost.
@@ -92,10 +92,10 @@ class CoordinatorConnection:
         return json.loads(value) if output is TEXT else value
 
     def descriptions(self, timeout_seconds: float) -> dict[str, Mapping]:
-        """What each server and worker says of itself at the start of a run, by its name.
+        """The description of each server and worker at the start of a run, by its name.
 
         Args:
-          timeout_seconds: seconds to wait until all take part.
+          timeout_seconds: seconds to wait until all processes take part.
 
         Raises:
           PeerLost: a process was lost, or did not take part in time.
@@ -104,7 +104,7 @@ class CoordinatorConnection:
         deadline = time.monotonic() + timeout_seconds
         members = (*self.servers, *self.workers)
         found: dict[str, Mapping] = {}
-        # All are asked in each turn: they prepare their descriptions at the same time.
+        # Each round asks all of them, so that they prepare their descriptions at the same time.
         while missing := [member for member in members if member.name not in found]:
             if time.monotonic() > deadline:
                 first = missing[0]
@@ -120,7 +120,7 @@ class CoordinatorConnection:
 
     @contextmanager
     def telling_all(self) -> Iterator[None]:
-        """Context manager: a UserError ends all servers and workers with the same line, as it ends the chief."""
+        """Context manager: a UserError ends all servers and workers with the same line as the chief."""
         try:
             yield
         except UserError as error:
@@ -130,7 +130,7 @@ class CoordinatorConnection:
             raise
 
     def _description(self, member: Member) -> Mapping | None:
-        """What a process says; None while it prepares this run."""
+        """The description of a process; None while it prepares this run."""
         try:
             described = self.ask(member, "describe")
         except tf.errors.OpError as error:
@@ -147,10 +147,10 @@ def _connected(resolver, num_servers: int):
 
 
 def _within(seconds: float, connect: Callable[[], object], members: Sequence[Member]):
-    """What `connect` returns.
+    """The result of `connect`, within a time limit.
 
-    All members listened a moment ago. If one is lost now, TensorFlow waits without end, in a thread that ends with
-    the process.
+    All members listened a moment ago. If one is lost now, TensorFlow waits forever, in a thread that ends with the
+    process.
 
     Raises:
       PeerLost: it took longer; the message names the members that do not listen.
@@ -176,7 +176,7 @@ def _within(seconds: float, connect: Callable[[], object], members: Sequence[Mem
 
 @contextmanager
 def lost_named(members: Sequence[Member]) -> Iterator[None]:
-    """Context manager: turns TensorFlow's errors about lost processes into `PeerLost`, a worker's into its own."""
+    """Context manager: turns errors about lost processes into `PeerLost`, a user's mistake into UserError."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -188,7 +188,7 @@ def lost_named(members: Sequence[Member]) -> Iterator[None]:
 
 
 def _loss(members: Sequence[Member]) -> PeerLost:
-    """The error that names those of the members that do not listen; all, if all do."""
+    """The error that names the members that do not listen, or all members if all listen."""
     lost = [member for member in members if not listens(member.address)] or members
     named = ", ".join(f"{member.name} ({member.address})" for member in lost)
     return PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint")

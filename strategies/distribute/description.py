@@ -1,6 +1,6 @@
-"""What a worker or server says of itself when the chief asks: computed when it first asks, and not before.
+"""The description that a worker or server gives the chief of itself; computed when the chief first asks.
 
-In a thread, because it may read the first batches. A worker that replaces another one is not asked.
+A thread computes it, because it may read the first batches. A worker that replaces another one is not asked.
 """
 
 import concurrent.futures
@@ -10,21 +10,21 @@ from collections.abc import Callable, Mapping
 
 
 class Answer:
-    """Answers at once: the chief asks again until the description is there, so no call keeps it waiting."""
+    """Answers immediately: the chief asks again until the description is ready, so that no call blocks."""
 
     def __init__(self, run: int, describe: Callable[[], Mapping]):
         """Args:
-        run: number of the run, as the chief counts.
+        run: number of the run in the chief's count.
         describe: returns the description.
         """
         self._run, self._describe = run, describe
         self._found: concurrent.futures.Future | None = None
 
     def text(self) -> bytes:
-        """JSON: the description and 'run'; without 'run' while it is computed.
+        """JSON: the description and 'run'; without 'run' while the description is being computed.
 
         Raises:
-          Exception: the description raised it.
+          Exception: `describe` raised it.
         """
         if self._found is None:
             self._found = concurrent.futures.Future()

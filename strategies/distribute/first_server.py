@@ -1,4 +1,4 @@
-"""What server 0 answers to graphs and to the chief: the functions around its table of claims."""
+"""The functions by which graphs and the chief use server 0's table of claims."""
 
 import json
 import math

@@ -1,6 +1,6 @@
 """Frozen weights on ParameterServerStrategy's servers, and the copy that a worker keeps.
 
-A worker pulls them with its first step, and again when the chief has set them anew: no step changes them.
+A worker pulls them in its first step, and again after the chief has set them; no step changes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ class FrozenWeight:
     def __init__(self, vectors: server_vectors.ServerVectors, value: np.ndarray, name: str):
         """Args:
         vectors: makes the pieces.
-        value: what they begin with.
-        name: of their variables.
+        value: initial value.
+        name: name of the variables.
         """
         self.spec = tf.TensorSpec(value.shape, value.dtype)
         self._pieces = vectors.new(np.ravel(value), name)
 
     def assign(self, value: np.ndarray) -> None:
-        """Sets it, from the chief."""
+        """Sets the weight, from the chief."""
         server_vectors.assign(self._pieces, np.ravel(value))
 
     def pulled(self, *, after: tf.Tensor) -> tf.Tensor:
@@ -48,7 +48,7 @@ def kept_or_pulled(weights: Sequence[FrozenWeight], start: tf.Tensor, *, after: 
     """The weights in a worker's graph; the worker's process must offer `KeptWeights.functions`.
 
     Args:
-      weights: on the servers.
+      weights: the weights on the servers.
       start: int64 scalar, the number of the chief's start that set them.
       after: the servers read them after it.
     """
@@ -85,6 +85,6 @@ class KeptWeights:
         return np.bool_(int(start) == self._start)
 
     def _keep(self, start: np.ndarray, *weights: np.ndarray) -> Sequence[np.ndarray]:
-        # Copies: what TensorFlow gives a host function may be its own memory.
+        # Copies, because a host function's arguments may be TensorFlow's own memory.
         self._start, self._weights = int(start), [weight.copy() for weight in weights]
         return self._weights

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context  # the one way to read how this process uses its GPUs
+from tensorflow.python.eager import context  # the only way to read how this process uses its GPUs
 
 from strategies.cluster import CHIEF, Cluster
 from strategies.distribute.coordinator_connection import INTER_OP_THREADS
@@ -65,12 +65,12 @@ class HelpingProcess:
         """Serves until the chief ends the run; returns how it ended: 'done' or 'interrupted'.
 
         Args:
-          functions: what graphs may call in this process, by name.
-          describe: returns what the chief compares before training. Called once, in a thread of its own, when the
+          functions: functions of this process that graphs may call, by name.
+          describe: returns what the chief compares before training. Called once, in a separate thread, when the
             chief first asks; the chief does not ask a process that replaces another one during training.
           timeout_seconds: seconds without a sign of life after which the chief counts as lost.
-          stop_asked: whether this process was asked to stop. That ends it only if the chief has ended before its
-            first call; a chief that runs decides.
+          stop_asked: whether this process was asked to stop. This ends it only if the chief ended before its first
+            call; a running chief decides itself.
 
         Raises:
           PeerLost: the chief was lost.
@@ -106,7 +106,7 @@ class HelpingProcess:
         return np.bool_(True)
 
     def _wait_for_the_end(self, timeout_seconds, stop_asked) -> None:
-        """A chief that evaluates or saves for long makes no calls: its server's answers show that it lives."""
+        """A chief makes no calls during a long evaluation or save; answers of its server show that it is alive."""
         heard_at, refused = time.monotonic(), 0
         named = f"{self._chief.name} ({self._chief.address})"
         while not self._ended.wait(_PROBE_SECONDS):
@@ -128,9 +128,9 @@ class HelpingProcess:
 
 
 def _session_config(num_cpus: int) -> tf.compat.v1.ConfigProto:
-    """As many CPU devices as towers, this process's own GPUs and as much of their memory as it needs, its threads.
+    """Configures a CPU device for each tower, this process's own GPUs with the memory they need, and threads.
 
-    By default a server starts all GPUs of the machine and takes all of their memory.
+    By default a server would start all GPUs of the machine and take all of their memory.
     """
     threads = tf.config.threading
     config = tf.compat.v1.ConfigProto(

@@ -1,11 +1,11 @@
 """Python functions of one process that graphs of another process call by name.
 
 TensorFlow's PyFunc operation calls a Python function of the process that runs it. So a graph that the chief builds
-and a worker or a server runs can ask that process's own Python: for its next batch, or to count a step.
-Python generators work so, which `create_per_worker_dataset` refuses.
+and a worker or a server runs can call that process's own Python, for its next batch, or to count a step. Thus
+Python generators work, which `create_per_worker_dataset` refuses.
 
-`PyFuncStateless` with control inputs where order matters: `PyFunc` is stateful, but TensorFlow does not run
-stateful operations without a resource in order, so several steps of a closure read their batches in any order.
+Where order matters, use `PyFuncStateless` with control inputs: `PyFunc` is stateful, but TensorFlow does not order
+stateful operations without a resource, so several steps of a closure would read their batches in any order.
 """
 
 import functools
@@ -22,29 +22,29 @@ class HostFunctions:
 
     def __init__(self, functions: dict[str, Callable]):
         """Args:
-        functions: by name; each takes and returns NumPy values, several as a tuple.
+        functions: functions by name; each takes NumPy values, and returns one or a tuple of several.
         """
         # TensorFlow's registry refers to the functions weakly.
         self._functions = {_token(name): _without_causes(function) for name, function in functions.items()}
-        # tf.numpy_function draws a name at random for each process; here both sides know it.
+        # tf.numpy_function chooses random names in each process; here both sides know the name.
         script_ops._py_funcs._funcs.update(self._functions)
 
     def withdraw(self) -> None:
-        """Other processes can no longer call the functions."""
+        """Makes the functions unavailable to other processes."""
         for token in self._functions:
             script_ops._py_funcs.remove(token)
 
 
 def call(name: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    """Calls a function of the process whose device is the current one. In a graph or eagerly.
+    """Calls a function, in a graph or eagerly, in the process that the current device belongs to.
 
-    In a graph it is called as soon as its inputs and control inputs are there. A call without inputs, or two calls
-    with the same inputs, may be made once only.
+    In a graph it is called as soon as its inputs and control inputs are computed. A call without inputs, or two
+    calls with the same inputs, may run only once.
 
     Args:
       name: name of the function in its process.
       inputs: its arguments.
-      outputs: what it returns; the shapes are not checked.
+      outputs: specs of its results; the shapes are not checked.
     """
     found = tf.raw_ops.PyFuncStateless(input=inputs, token=_token(name), Tout=[output.dtype for output in outputs])
     for tensor, output in zip(found, outputs, strict=True):
@@ -54,9 +54,9 @@ def call(name: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec
 
 
 def _without_causes(function: Callable) -> Callable:
-    """The function, whose UserErrors have no causes: the other processes get each error with its traceback.
+    """The function with its UserErrors' causes removed: other processes get each error with its traceback.
 
-    With tracebacks of TensorFlow it would be longer than 3 KiB, and gRPC then prints it dozens of times.
+    With TensorFlow's tracebacks an error would be longer than 3 KiB, and gRPC would then print it dozens of times.
     """
 
     @functools.wraps(function)

@@ -19,7 +19,7 @@ def mirrored_strategy(
     """The strategy 'mirrored'. Parameters live on every tower's device; `devices.parameters` is ignored.
 
     Raises:
-      UserError: shares that don't fit the towers, or a batch too small for all of them.
+      UserError: shares don't fit the towers, or the batch is too small for all of them.
     """
 
     def make_engine(model, batch_spec):
@@ -41,8 +41,8 @@ def mirrored_strategy(
 def mirrored(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
     """A MirroredStrategy with a replica on each device. It uses NCCL for GPUs.
 
-    On CPUs it uses plain sums, because TensorFlow's collectives there serve one MirroredStrategy a process; on
-    logical GPUs too, because NCCL refuses two replicas on one card.
+    On CPUs it uses plain sums, because TensorFlow's collectives serve only one MirroredStrategy per process there.
+    On logical GPUs too, because NCCL refuses two replicas on one card.
     """
     on_gpus = all("GPU" in device for device in devices)
     reduction = None if on_gpus and gpus_are_whole() else tf.distribute.ReductionToOneDevice()

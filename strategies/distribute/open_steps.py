@@ -1,8 +1,8 @@
 """The steps that the chief has scheduled and that are not counted yet, and which of them are late.
 
-ClusterCoordinator gives a step to another worker if the connection to its worker breaks. A worker that stands
-still breaks nothing, so its step is scheduled again; server 0 applies the first try that claims the step. The
-stuck closure stays in flight, so a pause ends when all scheduled steps are counted.
+ClusterCoordinator gives a step to another worker if the connection to its worker breaks. A stalled worker breaks
+no connection, so its step is scheduled again; server 0 applies the first try that claims the step. The stuck
+closure stays in flight, so a pause ends when all scheduled steps are counted, not when all closures are done.
 """
 
 import time
@@ -10,17 +10,17 @@ from collections.abc import Callable, Collection
 
 # A step is late after this many times the seconds that other steps took, if that is longer than the patience.
 _TIMES_THE_LONGEST = 2.0
-# If the chief does not look for longer, it was busy or could not run, and may have sent workers no steps.
+# If the chief has not checked for longer than this, it was busy or suspended, and may have sent workers no steps.
 _SHORTEST_GAP_SECONDS, _GAPS_PER_PATIENCE = 2.0, 4
 
 
 class OpenSteps:
-    """The open steps of a run. A step's time begins when so few are open before it that a worker may have it."""
+    """The open steps of a run. A step's time starts once so few are open before it that a worker may have it."""
 
     def __init__(self, patience_seconds: float, num_workers: int, *, clock: Callable[[], float] = time.monotonic):
         """Args:
         patience_seconds: seconds that a step may take before it is late.
-        num_workers: number of workers; a step is late at most that often.
+        num_workers: number of workers; a step is reported late at most that often.
         clock: the time in seconds.
         """
         self._patience_seconds, self._num_workers, self._clock = patience_seconds, num_workers, clock
@@ -29,11 +29,12 @@ class OpenSteps:
         # When an open step's last try began, and the number of its tries.
         self._since: dict[int, float] = {}
         self._tries: dict[int, int] = {}
-        # The longest that a step took which was never late; None before the first one: the first steps compile.
+        # The longest time of a step that was never late; None before the first one, because the first steps
+        # compile.
         self._longest: float | None = None
 
     def late(self, still_open: Collection[int], at_once: int) -> list[int]:
-        """The steps to schedule again, now.
+        """The steps to schedule again now.
 
         Args:
           still_open: all steps that were scheduled and are not counted.

@@ -1,4 +1,4 @@
-"""The batches of one asynchronous worker, each of which it computes alone."""
+"""The batches of one asynchronous worker, which computes each of them alone."""
 
 import threading
 import time
@@ -41,8 +41,8 @@ class OwnBatches:
         Args:
           number: the step that asks.
           index: index of the step in its closure.
-          plan: what server 0 knew when the closure began: how many of its steps were claimed before, then each
-            worker's next batch. A step that was claimed before is not applied, so it uses no batch.
+          plan: from server 0 when the closure began: the number of its steps that were already claimed, then each
+            worker's next batch. A step that was already claimed is not applied, so it uses no batch.
         """
         claimed, *positions = plan.tolist()
         with self._lock:

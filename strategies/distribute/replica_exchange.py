@@ -29,7 +29,7 @@ class ReplicaExchange:
         return found
 
     def sum_gradients(self, own: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
-        """The gradients' sums over the replicas; sparse ones stay sparse, and repeat a row of several replicas."""
+        """The gradients' sums over the replicas. Sparse ones stay sparse and may repeat rows."""
         sent = [self._on_wire(gradient) for gradient in own]
         return [
             gradients.map_values(lambda values, dtype=mine.dtype: tf.cast(values, dtype), summed)
@@ -46,10 +46,10 @@ def _all_reduced(values: list) -> list:
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return values
-    # The strategy looks for each value's device, and an argument of a graph has none.
+    # The strategy reads each value's device, and an argument of a graph has none.
     placed = [gradients.map_values(tf.identity, value) for value in values]
     found = {}
-    # It packs values, which needs one dtype.
+    # The strategy packs the values of a call, which requires a single dtype.
     for dtype in dict.fromkeys(value.dtype for value in placed):
         indices = [index for index, value in enumerate(placed) if value.dtype == dtype]
         found |= zip(indices, context.all_reduce("sum", [placed[index] for index in indices]), strict=True)

@@ -1,4 +1,4 @@
-r"""A step on the replicas of a tf.distribute strategy, given to the engine: Mirrored or MultiWorkerMirrored.
+r"""A step on the replicas of a tf.distribute strategy: MirroredStrategy or MultiWorkerMirroredStrategy.
 
     part 0 -> tower   part 1 -> tower        towers of replica 0, and so on for each replica
             \         /
@@ -40,7 +40,7 @@ class ReplicatedEngine(Engine):
         **named,
     ):
         """Args:
-        strategy: gives the replicas of this process, the variables and the sums over all replicas.
+        strategy: provides the replicas of this process, the variables and the sums over all replicas.
         parts: how the towers of this process divide a batch.
         wire_precision: as for `ReplicaExchange`.
         *arguments, **named: as for `Engine`. The number of towers is a multiple of the number of replicas.
@@ -71,7 +71,7 @@ class ReplicatedEngine(Engine):
         return super().train(batch, rate)
 
     def first_sums(self, batch):
-        """Each replica's own sums over the first microbatch, as PerReplica values if there are several."""
+        """Each replica's own sums over the first microbatch; PerReplica values for several replicas."""
 
         def replica(batch):
             parameters, state = self.placement.read()
@@ -123,7 +123,7 @@ class ReplicatedEngine(Engine):
 
     def apply(self, batch, sums, rate):
         outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
-        # All replicas computed the same from the same sums, so the step counts once.
+        # All replicas have equal results, computed from the same sums; the step counts once.
         found, mean = tf.nest.map_structure(self._of_first_replica, outcomes)
         count_step(found.examples, mean, self.options, self.counters)
         finish_run(self.placement, self.options, self.counters, masked=self.masked)
@@ -135,7 +135,7 @@ class ReplicatedEngine(Engine):
     def _replica_apply(self, batch, sums, rate):
         replica, _ = self._replica()
         own = sums.towers.gradients
-        if replica == 0 and not self.masked:  # the clock would wait for the gradients of each step
+        if replica == 0 and not self.masked:  # on GPUs the clock would wait for the gradients of each step
             self.busy.stop(own)
         with tf.name_scope(EXCHANGE_SCOPE):
             summed = self._exchange.sum_gradients(own)

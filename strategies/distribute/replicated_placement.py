@@ -11,7 +11,7 @@ from towers.parameters.placement import apply_rule, constraints_of, finish_rule,
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
-# What `CollectiveBcastSend` takes, by which worker 0 gives the others its first values.
+# Dtypes of `CollectiveBcastSend`, by which worker 0 sends the others its initial values.
 _SENT = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
@@ -35,7 +35,7 @@ class ReplicatedPlacement:
     owners = CURRENT_DEVICE
 
     def __init__(self, strategy: tf.distribute.Strategy, variables: ModelVariables, rule: UpdateRule):
-        """Variables with the template's present values (of worker 0), and slots of zeros."""
+        """Creates variables with the template's current values (of worker 0), and slots of zeros."""
         self._strategy = strategy
         with strategy.scope():
             self.parameters = variables_like(variables.parameters)
@@ -53,7 +53,7 @@ class ReplicatedPlacement:
         context.merge_call(update_all, args=(is_allowed.flag, means, new_state, rule, rate, update))
 
     def _update_all(self, strategy, flag, means, new_state, rule, rate, update, *, masked: bool):
-        """In the cross-replica context. The condition is outside the updates, which are per device."""
+        """Updates all in the cross-replica context. The condition is outside the updates, which are per device."""
 
         def update_all():
             for (name, variable), mean in zip(self.parameters.items(), means, strict=True):
@@ -64,7 +64,7 @@ class ReplicatedPlacement:
             for index, value in new_state.items():
                 strategy.extended.update(state[index], _assign, args=(value, flag, masked), group=False)
 
-        # The same on all replicas, because they computed it from the same sums.
+        # The flag is the same on all replicas, which computed it from the same sums.
         of_first = strategy.experimental_local_results(flag)[0]
         Permission(of_first, masked).run(update_all)
 

@@ -1,4 +1,4 @@
-"""Matrices of embedding tables whose rows are variables of ParameterServerStrategy on all servers."""
+"""Matrices of embedding tables whose rows are divided over ParameterServerStrategy's servers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class ServerTable:
         layout: which row is on which server.
         value: [rows, width], all rows.
         slot_names: names of the slots, which are zeros.
-        lazily: whether an update changes no row but those with a gradient.
+        lazily: whether an update changes only the rows with a gradient.
         """
         self.layout, self._lazily = layout, lazily
 
         def new(values, name):
             with strategy.scope():
                 whole = tf.Variable(np.concatenate(layout.dealt(values)), name=name, trainable=False)
-            # With one server, TensorFlow makes a plain variable.
+            # With one server, TensorFlow creates a plain variable.
             return list(getattr(whole, "variables", [whole]))
 
         self.rows = new(value, layout.name)
@@ -49,7 +49,7 @@ class ServerTable:
                 self._locks.append(tf.CriticalSection(shared_name=f"{layout.name}_lock"))
 
     def update(self, server: int, rule: UpdateRule, ids, values, rate, update) -> None:
-        """Updates rows of a server in a graph, on the current device; a server makes one such update at a time."""
+        """Updates rows of a server in a graph, on the current device. A server runs one such update at a time."""
         table = self.rows[server]
         slots = {name: pieces[server] for name, pieces in self.slots.items()}
         rule = rule if self.layout.decays else dataclasses.replace(rule, weight_decay=0.0)
@@ -98,8 +98,8 @@ class DealtRows(NamedTuple):
     """Rows of a matrix, divided by server.
 
     Attributes:
-      ids: on the server, int64 [n], by server.
-      positions: of each server's rows in the undivided rows, int32 [n], by server.
+      ids: by server, int64 [n], ids of the rows on that server.
+      positions: by server, int32 [n], positions of its rows in the undivided rows.
     """
 
     ids: Sequence[tf.Tensor]
@@ -118,14 +118,14 @@ class DealtRows(NamedTuple):
         return [tf.gather(values, positions) for positions in self.positions] if len(self.ids) > 1 else [values]
 
     def counts(self) -> list[tf.Tensor]:
-        """float64, number of rows by server."""
+        """The number of rows by server, float64 scalars."""
         return [tf.cast(tf.size(ids), tf.float64) for ids in self.ids]
 
 
 def pulled_rows(
     pieces: Sequence[tf.Variable], wanted: tf.Tensor, dealt: DealtRows, *, after: tf.Tensor
 ) -> TableRows:
-    """The wanted rows of a matrix in a worker's graph: each server sends its own, and reads them after `after`."""
+    """The wanted rows of a matrix in a worker's graph: each server sends its own rows, read after `after`."""
     found = []
     for piece, ids in zip(pieces, dealt.ids, strict=True):
         with tf.device(piece.device), tf.control_dependencies([after]):

@@ -1,7 +1,7 @@
-"""Vectors whose pieces are variables of ParameterServerStrategy, a piece on each server.
+"""Vectors that are divided over ParameterServerStrategy's servers, one piece on each.
 
-Parameters, slots and state are few long vectors instead of many variables: the servers hold equal numbers of
-bytes, and a worker pulls and pushes one tensor for each server. Each tensor that crosses is a remote call of about
+Parameters, slots and state are a few long vectors instead of many variables: all servers hold equal numbers of
+bytes, and a worker pulls and pushes one tensor for each server. Each transferred tensor is a remote call of about
 0.1 ms on both sides.
 """
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 class ServerVectors:
-    """Makes and reads such vectors. The strategy's partitioner must be `partitioner(num_servers)`."""
+    """Creates such vectors. The strategy's partitioner must be `partitioner(num_servers)`."""
 
     def __init__(self, strategy: tf.distribute.ParameterServerStrategy, num_servers: int):
         self._strategy, self._num_servers = strategy, num_servers
@@ -24,7 +24,7 @@ class ServerVectors:
         padded[: len(values)] = values
         with self._strategy.scope():
             whole = tf.Variable(padded, name=name, trainable=False)
-        # With one server, TensorFlow makes a plain variable.
+        # With one server, TensorFlow creates a plain variable.
         return list(getattr(whole, "variables", [whole]))
 
 
@@ -46,7 +46,7 @@ def read_part(pieces: list[tf.Variable], begin: int, end: int) -> np.ndarray:
     """Elements of the vector, at the chief."""
     found = [np.zeros(0, pieces[0].dtype.as_numpy_dtype)]
     for piece, low, high in _inside(pieces, begin, end):
-        # On the server, so that no more than the part is sent.
+        # Sliced on the server, so that only the part is sent.
         with tf.device(piece.device):
             part = piece.read_value()[low:high]
         found.append(part.numpy())
@@ -56,8 +56,8 @@ def read_part(pieces: list[tf.Variable], begin: int, end: int) -> np.ndarray:
 def write_part(pieces: list[tf.Variable], begin: int, values: np.ndarray) -> None:
     """Assigns elements of the vector, from the chief.
 
-    Each server copies its piece, once for each part: after an assignment to a slice TensorFlow would copy it at
-    every read, and each pull is one.
+    Each server copies its piece once for each part: after an assignment to a slice TensorFlow would copy the
+    variable at every read, and so at every pull.
     """
     for piece, low, high in _inside(pieces, begin, begin + len(values)):
         with tf.device(piece.device):
@@ -67,7 +67,7 @@ def write_part(pieces: list[tf.Variable], begin: int, values: np.ndarray) -> Non
 
 
 def _inside(pieces: list[tf.Variable], begin: int, end: int) -> Iterator[tuple[tf.Variable, int, int]]:
-    """The pieces that elements of the vector lie in, and from where to where in each."""
+    """Yields the pieces that contain these elements, with the first and the end index in each."""
     size = pieces[0].shape[0]
     for index, piece in enumerate(pieces):
         low, high = max(begin - index * size, 0), min(end - index * size, size)
@@ -80,16 +80,16 @@ def pulled(pieces: list[tf.Variable], length: int, *, after: tf.Tensor) -> tf.Te
 
     Args:
       pieces: by server.
-      length: of the vector.
+      length: length of the vector.
       after: the servers read their pieces after it.
     """
     if not length:
         return tf.zeros([0], pieces[0].dtype)
     parts = []
     for piece in pieces:
-        # On the server alone: each operation of the worker that waited for `after` would be a message more.
+        # Only on the server: each operation of the worker that waits for `after` would cost one more message.
         with tf.device(piece.device), tf.control_dependencies([after]):
-            # A copy, because an update may change the variable before it is sent.
+            # A copy, because an update may change the variable before the value is sent.
             parts.append(piece.read_value())
     return tf.concat(parts, 0)[:length] if len(parts) > 1 else parts[0][:length]
 

@@ -1,4 +1,4 @@
-"""What the chief knows of its workers that are lost or stand still: warnings, and steps for other workers."""
+"""Watches for lost and stalled workers, for the chief: warns of them, and gives their steps to other workers."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 class WorkerWatch:
-    """Looks at the workers of a run. Used by one thread."""
+    """Watches the workers of a run. Not thread-safe."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class WorkerWatch:
         self._looked_at = -math.inf
 
     def late_steps(self, end: int, at_once: int) -> list[int]:
-        """The steps to schedule again now, of those before `end`; it looks from time to time only.
+        """The steps before `end` to schedule again now; it checks only from time to time.
 
         Args:
           end: the first step that is not scheduled.
@@ -59,13 +59,13 @@ class WorkerWatch:
         return late
 
     def _standing_still(self, quiet_seconds: Mapping[str, float]) -> list[str]:
-        """The workers without a counted step for the patience; of all workers, the one without for longest."""
+        """The workers without a counted step for `patience_seconds`; if none or all, only the quietest one."""
         quiet = {worker.name: quiet_seconds.get(worker.name, math.inf) for worker in self._workers}
         still = [name for name, seconds in quiet.items() if seconds > self._patience_seconds]
         return still if 0 < len(still) < len(quiet) else [max(quiet, key=quiet.get)]
 
     def absent(self, step: int) -> list[int]:
-        """Indices of the workers that are lost; warns of new ones.
+        """Indices of the lost workers; warns of newly lost ones.
 
         Args:
           step: number of steps done.

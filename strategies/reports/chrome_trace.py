@@ -19,10 +19,10 @@ def chrome_trace(
     """The trace as a JSON object.
 
     Args:
-      steps: when each step ran.
+      steps: the time span of each step.
       rows: names of the rows, from above.
       intervals: what the rows did.
-      transfers: those between actions of pipelines become arrows.
+      transfers: transfers between actions of pipelines become arrows.
     """
     begin = min(span.start_seconds for span in steps.values())
     threads = {row: index for index, row in enumerate(rows, start=_STEPS + 1)}
@@ -44,12 +44,12 @@ def chrome_trace(
 
 
 def between_actions(transfers: Sequence[Transfer]) -> list[Transfer]:
-    """Those of what an action of a pipeline computed."""
+    """The transfers of tensors that a pipeline's action computed."""
     return [one for one in transfers if activity_of(one.name).action is not None]
 
 
 def label(interval: Interval) -> str:
-    """A name for an interval: of an action as '1B3', the backward pass of microbatch 3 through stage 1."""
+    """A name for an interval; an action's is like '1B3', the backward pass of microbatch 3 through stage 1."""
     action = interval.activity.action
     return interval.activity.work.value if action is None else str(action)
 

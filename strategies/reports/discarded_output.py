@@ -1,4 +1,4 @@
-"""Output that goes nowhere: its reader is gone, or its disk is full."""
+"""Discards output whose reader is gone, or whose disk is full."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ def discard_output(descriptor: int) -> None:
     """Discards what is written to an open file from now on.
 
     Raises:
-      OSError: no file can be opened.
+      OSError: the null device can't be opened.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

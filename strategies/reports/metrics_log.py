@@ -59,7 +59,7 @@ def evaluated_steps(log: pathlib.Path) -> set[int]:
         return set()
     found = set()
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        # The last line may be incomplete, and `MetricsLog` drops what is no record.
+        # The last line may be incomplete; `MetricsLog` drops lines that are not records.
         with contextlib.suppress(ValueError, KeyError, TypeError):
             record = json.loads(line)
             if record["kind"] == "evaluation":

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class _Console(Console):
-    """A console whose reader may go away, for example a `| head`: Rich would end the program."""
+    """A console whose reader may end, for example `| head`: Rich itself would end the program then."""
 
     def on_broken_pipe(self) -> None:
         _discard(self, os.strerror(errno.EPIPE))
@@ -45,7 +45,7 @@ class ProgressDisplay(Callback):
         """Args:
         console: where to write; None for stdout.
         line_seconds: time between lines if the output is not a terminal.
-        worded: gives a message the words of the program, whose user may know arguments by other names.
+        worded: rewrites a message for the program's user, who may know arguments by other names.
         """
         self._worded = worded
         self._console = console or _Console(highlight=False, soft_wrap=True)
@@ -102,7 +102,7 @@ class ProgressDisplay(Callback):
         self._shown(lambda: self._console.print(text, markup=False))
 
     def _shown(self, show: Callable[[], None]) -> bool:
-        """Calls what writes to the console; training goes on if it can't. Returns whether it could."""
+        """Calls `show`, which writes to the console. Returns whether it could; training continues anyway."""
         try:
             show()
             return True
@@ -112,9 +112,9 @@ class ProgressDisplay(Callback):
 
 
 def _discard(console: Console, why: str) -> None:
-    """Discards what is printed from now on, and says so."""
+    """Discards all further output, and warns of that."""
     log.warning("progress can't be written (%s): it is not shown from now on", why)
-    # Also what the file still holds. One without a descriptor of the system holds nothing.
+    # Also what the file has buffered. A file without a descriptor buffers nothing.
     with contextlib.suppress(OSError):
         discard_output(console.file.fileno())
 

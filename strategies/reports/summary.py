@@ -20,13 +20,13 @@ from towers.devices import Devices
 from towers.errors import UserError, either
 from towers.hardware.cpu_kernels import cpu_kernels
 
-# Raise it when a field changes its meaning or is removed; a new field does not need it.
+# Increase it when a field changes its meaning or is removed, not for a new field.
 VERSION = 1
 # How a run can end.
 OUTCOMES = ("completed", "interrupted", "not_finite", "failed")
-# An error shows at most this many characters of a wrong file.
+# An error shows at most this many characters of an invalid file.
 _SHOWN = 60
-# Report sections that have a key in every summary.json: null where no report had the section.
+# Report sections that have a key in every summary.json: null if no report had the section.
 _SECTIONS = ("parameter_servers",)
 # A worker is a straggler if its time is at least this multiple of the others' median.
 STRAGGLES_FROM = 1.2
@@ -36,8 +36,8 @@ STRAGGLES_FROM = 1.2
 class RunFigures(Callback):
     """Gathers a run's figures from its reports.
 
-    The first report is of the step that compiles, so `images_per_second` is the median over the other reports, and
-    `seconds_a_step` is of the newest of these.
+    The first report contains the step that compiles, so `images_per_second` is the median over the other reports,
+    and `seconds_a_step` belongs to the newest of these.
     """
 
     first_seconds: float | None = None
@@ -79,7 +79,7 @@ class RunFigures(Callback):
     def straggler(self) -> tuple[str, float] | None:
         """The straggler's name, and its time divided by the median of the others'; None if there is none."""
         if len(self.workers) < 2 or not any(time.busy_seconds for time in self.workers.values()):
-            return None  # on GPUs no clock runs within a step
+            return None  # on GPUs steps are not timed
         own = {name: time.busy_seconds + time.input_seconds for name, time in self.workers.items()}
         slowest = max(own, key=own.get)
         others = statistics.median(seconds for name, seconds in own.items() if name != slowest)
@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings: Mapping, seconds: float) -> dict:
     """The content of summary.json.
 
-    Steps and examples include those of the runs that this one resumes; all other fields are of this run alone.
+    Steps and examples include those of the runs that this one resumes; all other fields are for this run only.
 
     Args:
       figures: the figures of the whole run.
@@ -164,7 +164,7 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
 
 
 def _described(devices: Devices) -> dict:
-    """The devices of this process; `parameters` only where a run has chosen their place."""
+    """The devices of this process; `parameters` only if the parameter device was chosen automatically."""
     return {
         "towers": list(devices.towers),
         "gpus": [gpu.described for gpu in devices.gpus],
@@ -177,7 +177,7 @@ def read_outcome(path: pathlib.Path) -> str:
 
     Raises:
       FileNotFoundError: there is no file.
-      UserError: the file can't be read, or was changed to what no run writes.
+      UserError: the file can't be read, or its contents were not written by a run.
     """
     fix = "remove it, or put back the file that the run wrote"
     try:
@@ -198,5 +198,5 @@ def read_outcome(path: pathlib.Path) -> str:
 
 
 def write_summary(summary: Mapping, path: pathlib.Path) -> None:
-    """Writes the file; it is complete or unchanged."""
+    """Writes the file atomically."""
     write_atomically(path, dumps(summary, indent=2) + "\n")

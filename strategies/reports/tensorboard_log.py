@@ -1,8 +1,8 @@
 """TensorBoard logs: scalars, histograms and the graph of a training step.
 
 A run that was killed has written events of steps after its last checkpoint. The run that resumes from there writes
-them again, to a file of its own, and each curve would go back and be drawn twice. So each file begins with the
-event SessionLog.START: TensorBoard then drops what earlier files have of its step and of later ones.
+them again, to a new file, so parts of each curve would be drawn twice. Therefore each file begins with the event
+SessionLog.START: TensorBoard then drops events in earlier files of this step and of later ones.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class TensorBoardLog(Callback):
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
         event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
         with tf.device("/device:CPU:0"):
-            # The functions of tf.summary write no such event in eager mode.
+            # tf.summary has no function for this event in eager mode.
             tf.raw_ops.ImportEvent(writer=self._writer._resource, event=event.SerializeToString())
             self._writer.flush()
 

@@ -1,4 +1,4 @@
-"""The callback that traces a few steps and draws what each device did when."""
+"""A callback that traces a few steps and draws the timeline of each device."""
 
 import contextlib
 import importlib.util
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # the one way to collect the graphs that TensorFlow runs
+from tensorflow.python.eager import context  # the only way to collect the graphs that TensorFlow runs
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from strategies.atomic_write import write_atomically
@@ -31,13 +31,13 @@ _ALL_OPERATIONS = 3
 class TimelineOfSteps(Callback):
     """Draws the steps from `first` up to `last` into timeline.png and timeline.json in the run's directory.
 
-    The steps run one at a time then. Of several processes, the one that has the run's files draws what it did.
+    Traced steps run one at a time. Of several processes, the one that keeps the run's files draws its own work.
     """
 
     def __init__(self, first: int, last: int, *, say: Callable[[str], None] = print):
         """Args:
         first, last: the steps, the last one excluded.
-        say: gets lines for the user when the steps have run.
+        say: called with lines for the user after these steps.
 
         Raises:
           UserError: not 0 <= first < last, or too many steps.
@@ -59,7 +59,7 @@ class TimelineOfSteps(Callback):
                 f"{self._named}: this run has no directory for the picture (a dry run writes no files); give a "
                 "directory, or omit timeline_steps"
             )
-        # The first step traces the graphs, and TensorFlow's own preparation hides what the devices do.
+        # The first step is excluded: it traces the graphs, and TensorFlow's preparation hides the devices' work.
         if not run.first_step < self._first < self._last <= run.last_step:
             raise UserError(
                 f"{self._named}: this run has steps {run.first_step} to {run.last_step - 1}; give steps among "
@@ -122,13 +122,13 @@ class TimelineOfSteps(Callback):
 
 
 def start_tracing(folder: pathlib.Path) -> None:
-    """From now on, TensorFlow's profiler traces all operations; its files will be in this folder."""
+    """Starts TensorFlow's profiler, which traces all operations and writes its files to this folder."""
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_ALL_OPERATIONS)
     tf.profiler.experimental.start(str(folder), options)
 
 
 def traced_until_now(folder: pathlib.Path, graphs: RunGraphs) -> TracedSteps:
-    """Ends what `start_tracing` began; what was traced since."""
+    """Ends the tracing that `start_tracing` began; returns what was traced."""
     tf.profiler.experimental.stop()
     spaces = [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in folder.rglob("*.xplane.pb")]
     return read_trace(spaces, graphs)
@@ -157,7 +157,7 @@ def save_timeline(traced: TracedSteps, directory: pathlib.Path) -> Sequence[str]
 
 
 def _in_order(row: str) -> tuple[str, int, str]:
-    """'CPU:10' after 'CPU:9', and 'CPU:9 exchange' between them."""
+    """A sort key: 'CPU:10' comes after 'CPU:9', and 'CPU:9 exchange' between them."""
     kind, _, rest = row.partition(":")
     index, _, more = rest.partition(" ")
     return kind, int(index) if index.isdecimal() else 0, more

@@ -28,9 +28,9 @@ _COLOURS = {
     Work.OTHER: "#8a8a8a",
 }
 _BUBBLE, _ARROW = "#ececec", "#333333"
-# How much lighter the last microbatch is than the first.
+# How much lighter than the first the last microbatch is drawn.
 _LIGHTENED = 0.5
-# A label needs this many inches for each of its letters.
+# Width of a letter of a label, in inches.
 _LETTER = 0.075
 
 
@@ -41,13 +41,13 @@ def picture(
     transfers: Sequence[Transfer],
     runs: Sequence[PipelineRun],
 ) -> bytes:
-    """A PNG of WIDTH inches, at DPI dots an inch.
+    """A PNG, WIDTH inches wide, with DPI dots per inch.
 
     Args:
-      steps: when each step ran; one panel for each.
+      steps: the time span of each step; one panel for each.
       rows: names of the rows, from above.
-      intervals: what they did.
-      transfers: those between actions of pipelines become thin lines from row to row.
+      intervals: what the rows did.
+      transfers: transfers between actions of pipelines become thin lines from row to row.
       runs: the pipelines in these steps.
     """
     # Importing matplotlib takes a second.
@@ -134,7 +134,7 @@ def _action(interval: Interval) -> Action | None:
 
 
 def _colour(activity: Activity, num_microbatches: int) -> tuple[float, ...]:
-    """The colour of the work; of later microbatches lighter."""
+    """The colour of the work; lighter for later microbatches."""
     from matplotlib.colors import to_rgb
 
     share = activity.action.microbatch / num_microbatches if activity.action else 0.0

@@ -10,22 +10,22 @@ from towers.errors import UserError
 
 
 def wish(move: Move) -> list[int]:
-    """What a worker wants, as numbers."""
+    """A worker's wanted move as numbers: [8]."""
     asked = [move.stop, move.save, move.evaluate]
     return [*asked, move.target, move.last_step, move.until, move.evaluation, move.checkpoint]
 
 
 def agreed(move: Move, wishes: np.ndarray, members: Sequence[Member], *, save_together: bool) -> Move:
-    """Rank 0 decides when to save or to evaluate, the shortest call counts, and all stop if any was asked to stop.
+    """The common move: rank 0 decides when to save and evaluate, the shortest call counts, one stop stops all.
 
     Args:
       move: what this worker wants.
       wishes: [workers, 8], the `wish` of each.
       members: the workers.
-      save_together: whether all workers take part in saving; otherwise the periods of the others don't matter.
+      save_together: whether all workers take part in saving; otherwise only rank 0's period of saving matters.
 
     Raises:
-      UserError: they train to different steps, or do together at different steps what needs all of them.
+      UserError: the workers train to different steps, or evaluate or save together at different steps.
     """
     stop, save, evaluate, target, last_step, until, evaluation, checkpoint = wishes.T
     _check_same("trains to step", last_step, members, "settings")

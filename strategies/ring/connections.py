@@ -1,4 +1,4 @@
-"""This worker's connections to the others, and what a user reads if one fails or a worker hangs."""
+"""This worker's connections to the others, and the errors for the user if one fails or a worker hangs."""
 
 import faulthandler
 import sys
@@ -17,7 +17,7 @@ from strategies.ring.same_start import check_same_settings
 from towers.devices import Devices
 from towers.errors import UserError
 
-# A worker that hangs ends itself this many seconds after the timeout of the workers that wait for it.
+# A hanging worker ends itself this many seconds after the timeout of the workers that wait for it.
 _HANG_EXTRA_SECONDS = 2.0
 
 
@@ -26,13 +26,13 @@ class Connections:
 
     Attributes:
       host: exchanges numbers in the host's memory, by TensorFlow's collectives until `connect`.
-      by_tcp: whether our own TCP connections carry what the host exchanges.
+      by_tcp: whether the host exchanges through our own TCP connections.
     """
 
     def __init__(self, ring: Ring, at: Callable[[], str]):
         """Args:
         ring: the workers.
-        at: where training is, as 'step 7', for errors.
+        at: returns the current position of training, such as 'step 7', for errors.
         """
         self._ring, self._at = ring, at
         self._tcp: TcpRing | None = None
@@ -46,7 +46,7 @@ class Connections:
         """Connects the workers for our own engine.
 
         Args:
-          devices: of this worker.
+          devices: devices of this worker.
 
         Raises:
           UserError: the workers' options or devices do not allow it.
@@ -74,7 +74,7 @@ class Connections:
 
     @contextmanager
     def deadline(self) -> Iterator[None]:
-        """Context manager: watched, and this process ends if it hangs."""
+        """Context manager: as `watched`, and also ends this process if it hangs."""
         self.start_deadline()
         try:
             with self.watched():
@@ -83,7 +83,7 @@ class Connections:
             self.end_deadline()
 
     def start_deadline(self) -> None:
-        """If what follows takes longer, this worker hangs: a thread that needs no Python ends the process."""
+        """Starts a deadline: if this worker exceeds it, a thread that needs no Python ends the process."""
         if self._ring.num_workers > 1:
             seconds = self._ring.options.wire.timeout_seconds + _HANG_EXTRA_SECONDS
             faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
@@ -98,7 +98,7 @@ class Connections:
         )
 
     def _tcp_ring(self, devices: Devices) -> TcpRing | None:
-        """Connections for all numbers in the host's memory, so all but synced statistics; None if not used."""
+        """Connections for all numbers in the host's memory: all but synced statistics. None if not used."""
         ring = self._ring
         algorithm, on_cpu = ring.options.wire.algorithm, "CPU" in devices.parameters
         if algorithm == "tcp" and not on_cpu:

@@ -34,7 +34,7 @@ def what_drifted(workers: Sequence[str], names: Sequence[str], found: np.ndarray
     others = [worker for worker, row in zip(workers, rows, strict=True) if row != common]
     differing = [name for name, column in zip(names, found.T, strict=True) if len(set(column)) > 1]
     written = ", ".join(differing[:_NAMED]) + (", ..." if len(differing) > _NAMED else "")
-    # If there is no majority, nobody can tell which copy is right.
+    # Without a majority it is unknown which copy is right.
     has_majority = 2 * held_by > len(rows)
     what = f"{', '.join(others)} drifted from the others" if has_majority else f"{' and '.join(workers)} differ"
     raise Diverged(

@@ -7,9 +7,9 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
       mean -> clip -> update                    mean -> clip -> update        the same bits on both
 
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
-If a tower is several devices, each of them sums, exchanges and updates what it has. With
+If a tower is several devices, each device sums, exchanges and updates the parameters that it holds. With
 `strategies.ring.zero.zero_placement` each worker gets the sums of its own parts and makes their update; with
-`strategies.ring.zero.gathered_placement` it also has the parameters of its own parts alone.
+`strategies.ring.zero.gathered_placement` it also holds only its own parts of the parameters.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,14 +49,14 @@ class RingEngine(Engine):
         exchange: sums over the workers.
         parts: how the towers of this process divide its part of a batch.
         place: makes the placement of the model's variables, whose owners sum gradients over the workers.
-        make_towers: as for `towers.one_process_engine.OneProcessEngine`; it may make one that computes all towers,
-          as for `TowerPasses`. None for towers of one device, each for itself.
+        make_towers: as for `towers.one_process_engine.OneProcessEngine`; it may make a single pass that computes
+          all towers, as for `TowerPasses`. None for towers of one device, each with its own pass.
         microbatches: as for `TowerPasses`. A step's batch is then a tuple of this worker's part of each
-          microbatch, or a batch if there is one in all.
+          microbatch, or a batch if there is only one.
         *arguments, **named: as for `Engine`.
 
         Raises:
-          UserError: a batch too small for all towers.
+          UserError: the batch is too small for all towers.
         """
         super().__init__(*arguments, parts=parts, microbatches=microbatches, **named)
         self._exchange = exchange
@@ -101,7 +101,7 @@ class RingEngine(Engine):
                 is_first=self._exchange.rank == 0,
                 policy=self.options.batch_stats,
             )
-            if not self.masked:  # the clock, on the host, would wait for the gradients of each step
+            if not self.masked:  # on GPUs the host's clock would wait for the gradients of each step
                 self.busy.stop([*tf.nest.flatten(own.gradients), own.loss_sum])
             kept = self.placement.owners.keep([own.gradients])
             return sums._replace(towers=sums.towers._replace(gradients=kept))

@@ -1,4 +1,4 @@
-"""The engine of a ring: which one computes a worker's steps, and one that is built for its towers."""
+"""Chooses the engine that computes a ring worker's steps, and builds it for the worker's towers."""
 
 import dataclasses
 import functools
@@ -37,16 +37,16 @@ _FIRST_TOWERS_GROUP_KEY = 3_000_000
 def choose_ring_engine(
     ring: Ring, host: HostExchange, devices: Devices, towers: GroupedTowers | None
 ) -> EngineChoice:
-    """The same on all workers.
+    """Chooses the engine, the same on all workers.
 
     Args:
       ring: the workers, and the engine that the user wants.
       host: compares the workers' devices.
-      devices: of this worker.
+      devices: devices of this worker.
       towers: this worker's towers, if each is several devices.
 
     Raises:
-      UserError: TensorFlow's engine was asked for, and can't do what the other options say.
+      UserError: the user chose TensorFlow's engine, which does not support the other options.
     """
     counts = host.gather("replicas", [num_gpus(devices)], np.int64)
     needs_own = ["all_reduce=tcp"] if ring.options.wire.algorithm == "tcp" else []
@@ -65,13 +65,13 @@ class EngineOfWorker:
 
     Attributes:
       ring: the workers.
-      host: exchanges between them on the host.
-      exchange: exchanges between them for our own engine; None for TensorFlow's.
+      host: exchanges between the workers' hosts.
+      exchange: exchanges between the workers for our own engine; None for TensorFlow's.
       towers: this worker's towers, if each is several devices.
       task, devices, options: as for every engine.
-      shares: of this worker's towers.
-      shares_by_worker: of all towers, worker by worker.
-      microbatches: of a step.
+      shares: relative sizes of the parts of this worker's towers.
+      shares_by_worker: the shares of all towers, worker by worker.
+      microbatches: number of microbatches of a step.
     """
 
     ring: Ring
@@ -88,7 +88,7 @@ class EngineOfWorker:
     def build(self, model: keras.Model, spec, stand_in: Batch | None) -> Engine:
         """Args:
         model: a built template.
-        spec: of a batch, or of each microbatch.
+        spec: spec of a batch, or of each microbatch.
         stand_in: an example for towers that have none; None for a ring of one worker.
         """
         stand_in = None if stand_in is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), stand_in)
@@ -104,7 +104,7 @@ class EngineOfWorker:
         return self._tensorflows(model, named)
 
     def _named(self, spec: Batch, stand_in: Batch | None) -> dict:
-        """What engines of both kinds take."""
+        """The arguments that both engines take."""
         ring, all_shares = self.ring, tuple(itertools.chain(*self.shares_by_worker))
         parts = TowerParts(
             shares=self.shares,
@@ -122,10 +122,10 @@ class EngineOfWorker:
         }
 
     def _exchange_of_towers(self, num_towers: int) -> TowerExchange | None:
-        """Over all towers of several workers, whose processes choose the same keys.
+        """An exchange over all towers of several workers, whose processes choose the same keys.
 
-        None for a ring of one: the engine's own has a new key. TensorFlow never forgets one, and each ring counts
-        its channels from 1.
+        None for a ring of one worker: the engine's own exchange has a new key. TensorFlow never forgets a key, and
+        each ring counts its channels from 1.
         """
         if self.ring.num_workers == 1:
             return None
@@ -136,7 +136,7 @@ class EngineOfWorker:
         return TowerExchange(num_towers, new_group_key(), new_group_key)
 
     def _units(self, model: keras.Model) -> WorkerUnits | None:
-        """For workers each of which has its own parts of the parameters alone."""
+        """The units of parameters if each worker holds only its own parts (ZeRO 3); otherwise None."""
         if self.devices.zero != 3:
             return None
         variables = ModelVariables.of(model)
@@ -154,7 +154,7 @@ class EngineOfWorker:
         return engine
 
     def _of_towers(self, named: dict, units: WorkerUnits | None) -> dict:
-        """What an engine of towers of several devices takes otherwise, when all workers have divided the model."""
+        """The arguments for towers of several devices; all workers have then divided the model."""
         towers = self.towers
         at_once = towers.microbatches or 1
         spec = named["batch_spec"] if at_once == 1 else (named["batch_spec"],) * at_once

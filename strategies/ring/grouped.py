@@ -33,7 +33,8 @@ def grouped_towers_of(
         `BranchOptions`, or None for an axis that they are not divided along.
 
     Raises:
-      UserError: options that don't fit such towers, several of them, or groups of devices without any.
+      UserError: options don't fit such towers, several axes are given, or devices have groups but no axis is
+        given.
     """
     given = {axis: found for axis, found in of_towers.items() if found is not None}
     if not given:
@@ -62,14 +63,14 @@ def grouped_towers_of(
 
 
 def kind_of(towers: GroupedTowers | None) -> str:
-    """What a worker's towers are, as a grid without 'data'; workers with other towers can't train together."""
+    """A worker's towers as a grid without 'data'; workers with different grids can't train together."""
     if towers is None:
         return "none"
     return f"{towers.axis}:{len(towers.devices.groups[0])}"
 
 
 def decided_by_first(host: HostExchange) -> Decided:
-    """Numbers that the first worker decides, and all others take from it."""
+    """A `Decided`: the first worker computes the numbers, and all others get them from it."""
 
     def decided(decide):
         # The others wait, so that they don't disturb a measurement on the same machine.

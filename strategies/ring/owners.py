@@ -1,6 +1,6 @@
 """Where the gradients of a ring's workers meet: on every worker, on its devices, or each part on its owner.
 
-Each class says in `of_towers` where those of a worker's own towers meet before.
+In each class, `of_towers` is where the gradients of a worker's own towers meet first.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class EveryWorker(CurrentDevice):
     def __init__(self, exchange: WorkerExchange, shapes: Sequence[tf.TensorShape]):
         """Args:
         exchange: sums over the workers.
-        shapes: of the parameters.
+        shapes: shapes of the parameters.
         """
         self._exchange, self._shapes = exchange, shapes
 
@@ -59,14 +59,14 @@ class Counterparts(ManyOwners):
 
 
 class _Summed(CurrentDevice):
-    """Implements `towers.owners.Owners` for the towers of a worker that all have the sums over them."""
+    """Implements `towers.owners.Owners` for towers of a worker whose gradients are their sums already."""
 
     def keep(self, per_tower):
         return list(per_tower[0])
 
 
 class OwnParts:
-    """Implements `towers.owners.Owners` for gradients that have met already: here are the sums of own parts alone.
+    """Implements `towers.owners.Owners` for gradients that are already summed, of this worker's parts only.
 
     The towers have sent their gradients to the owners while they computed them (`towers.gathering`).
     """
@@ -124,14 +124,14 @@ class OwnParts:
 
 
 class SpreadOwners(OwnParts):
-    """Implements `towers.owners.Owners`: each part's sum over all workers reaches its owner alone.
+    """Implements `towers.owners.Owners`: each part's sum over all workers is sent only to its owner.
 
-    Gradients are sent dense, in packs. In a pack the parts of each owner follow each other, so that its
+    Gradients are sent dense, in packs. In a pack the parts of each owner are adjacent, so that the pack's
     reduce-scatter is one call:
 
         pack    parts of rank 0 | parts of rank 1 | parts of rank 2      ->  each rank gets the sums of its own
 
-    A list of parts contains those of this worker alone, in the model's order.
+    A list of parts contains only this worker's parts, in the model's order.
     """
 
     of_towers = CURRENT_DEVICE
@@ -150,10 +150,10 @@ class SpreadOwners(OwnParts):
         exchange: exchanges between the workers.
         cuts: how gradients are cut into parts; its devices are not used.
         owners: the rank of each part's owner.
-        packs: indices of the parts that are sent together; those of a pack have one dtype.
-        shapes: of the parameters.
-        each_microbatch: whether gradients are sent after each microbatch, and not once a step. A worker then keeps
-          sums of its own parts alone.
+        packs: indices of the parts that are sent together; all parts of a pack have the same dtype.
+        shapes: shapes of the parameters.
+        each_microbatch: whether gradients are sent after each microbatch, not once a step, so that a worker keeps
+          only the sums of its own parts.
         """
         here = [part for part, owner in enumerate(owners) if owner == exchange.rank]
         super().__init__(exchange, [cuts.parameters[part] for part in here], len(shapes))
@@ -169,7 +169,7 @@ class SpreadOwners(OwnParts):
         return list(kept) if self._each_microbatch else self._scattered(kept)
 
     def _scattered(self, own: Sequence[Gradient]) -> list[tf.Tensor]:
-        """The sums over all workers of this worker's parts, from each worker's gradients of all parameters."""
+        """The sums over all workers of this worker's parts, from this worker's gradients of all parameters."""
         parts, found = self._cuts.cut(dense(own, self._shapes)), {}
         for pack in self._packs:
             here = [part for part in pack if self._owners[part] == self._exchange.rank]
@@ -189,7 +189,7 @@ def own_sums(
       exchange: exchanges between the workers.
       parts: this worker's gradients, of one dtype.
       owners: the rank of each part's owner, ascending.
-      purpose: what it is for, as for `WorkerExchange.reduce_scatter`.
+      purpose: as for `WorkerExchange.reduce_scatter`.
     """
     sizes = [(owner, part.shape.num_elements()) for owner, part in zip(owners, parts, strict=True)]
     summed = exchange.reduce_scatter(packing.joined(parts), sizes_by_owner(sizes, exchange.num_workers), purpose)
@@ -205,7 +205,7 @@ def norms_over_workers(
     Args:
       exchange: sums over the workers.
       parameters: the index of each part's parameter.
-      num_parameters: of all workers.
+      num_parameters: number of parameters of all workers.
       squares: the sums of squares of the parts.
     """
     own = [tf.zeros([], tf.float64)] * num_parameters

@@ -1,7 +1,7 @@
-"""Where our own engine has the parameters of a ring, and their optimizer state.
+"""Where our own engine places the parameters of a ring, and their optimizer state.
 
-On every worker; or on every worker, and the optimizer state on owners; or both on owners; or on the devices of
-each worker's towers.
+Both on every worker; or parameters on every worker and optimizer state on owners; or both on owners; or on the
+devices of each worker's towers.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ def ring_placement(
     towers: GroupedTowers | None = None,
     units: WorkerUnits | None = None,
 ) -> Callable[[ModelVariables, UpdateRule], Placement]:
-    """What makes the placement of a model's variables on this worker.
+    """A function that makes the placement of a model's variables on this worker.
 
     Args:
       devices: `devices.zero` says whether optimizer state has owners.
       exchange: exchanges between the workers.
       towers: this worker's towers, if each is several devices.
-      units: exchanges the parameters, if each worker has its own parts alone.
+      units: exchanges the parameters, if each worker holds only its own parts.
     """
 
     def on_every_worker(variables: ModelVariables, rule: UpdateRule) -> CentralPlacement:

@@ -16,11 +16,11 @@ def check_same_batches(names: Sequence[str], found: np.ndarray, *, microbatches:
 
     Args:
       names: the workers' names, by rank.
-      found: [workers, splits, n], of each split `BatchChecksums.numbers`.
+      found: [workers, splits, n], `BatchChecksums.numbers` of each split.
       microbatches: how often a worker reads the training data: once for each microbatch.
 
     Raises:
-      UserError: a worker reads other batches than the first one, or others for each microbatch.
+      UserError: a worker reads other batches than the first worker, or different ones for each microbatch.
     """
     for index, split in enumerate(SPLITS):
         first, *others = (BatchChecksums.from_numbers(numbers) for numbers in found[:, index])

@@ -28,7 +28,7 @@ def check_same_settings(
       host: the exchange.
       members: the workers, by rank.
       own: this worker's settings, as from `strategies.run_settings.common_settings`.
-      purpose: names the call; another one for each call.
+      purpose: name of the call, unique for each call.
     """
     texts = host.gather_texts(purpose, json.dumps(own))
     with _refusal(host):
@@ -47,7 +47,7 @@ def check_same_batches(
 
     Args:
       host, members: as for `check_same_settings`.
-      own: of this worker's first batches, by split.
+      own: checksums of this worker's first batches, by split.
       num_compared: the largest number of batches of a split.
       microbatches: how often a worker reads the training data.
     """
@@ -59,9 +59,9 @@ def check_same_batches(
 
 @contextmanager
 def _refusal(host: HostExchange) -> Iterator[None]:
-    """Context manager for an error that all workers raise: each first waits until all have come to it.
+    """Context manager for an error that all workers raise: each worker first waits until all have reached it.
 
-    One that ended at once would break the connections by which others hear of it.
+    A worker that ended at once would break the connections by which the others get the error.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The shares of a global batch that all towers of a ring compute."""
+"""The shares of a global batch of all towers of a ring."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
 """The strategy 'ring': every worker has a copy of the model and computes its part of each batch.
 
 A step is `strategies.distribute.replicated_engine` (TensorFlow's engine) or `strategies.ring.engine` (our own),
-chosen and built in `engine_choice.py`. This file is input, evaluation and checkpoints. What the workers compare at
-the start is in `same_start.py`, what they agree on before each call in `agreement.py`, how they exchange and wait
-in `connections.py`.
+chosen and built in `engine_choice.py`. This file has input, evaluation and checkpoints. What the workers compare
+at the start is in `same_start.py`, what they agree on before each call in `agreement.py`, how they exchange and
+wait in `connections.py`.
 """
 
 import dataclasses
@@ -65,8 +65,8 @@ def ring_strategy(
       branches: how towers divide a model's branches; None for others. Without these, each tower is one device.
 
     Raises:
-      UserError: shares that don't fit, a batch too small for all towers, workers with different settings, or an
-        option that towers of several devices don't have.
+      UserError: shares don't fit, the batch is too small for all towers, workers have different settings, or an
+        option is not supported for towers of several devices.
     """
     ring = ring or Ring.alone()
     of_towers = {STAGE: pipeline, SLICE: slices, BRANCH: branches}
@@ -94,7 +94,7 @@ class RingStrategy(SynchronousStrategy):
         self._connections = Connections(ring, self._at)
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._connections.watched():
-            # The other settings are compared when the models are built: these say which calls come before that.
+            # The other settings are compared when the models are built: these determine the exchanges before that.
             first = {"engine": ring.options.engine, "zero": devices.zero, "grid": kind_of(towers)}
             check_same_settings(self._host, ring.members, first, purpose="first settings")
             self._shares_by_worker = all_shares(self._host, own_shares, ring.options.worker_shares)
@@ -190,7 +190,7 @@ class RingStrategy(SynchronousStrategy):
             check_same_settings(self._host, self.ring.members, own)
 
     def _check_data(self) -> None:
-        """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
+        """Also raises UserError if the workers read different batches: each computes its part of what it reads."""
         self._check_alike()
         is_divided = self.ring.num_workers > 1 or self._microbatches > 1
         num_compared = NUM_COMPARED if is_divided else 1
@@ -229,7 +229,7 @@ class RingStrategy(SynchronousStrategy):
         return super()._next_batch(step)
 
     def check_divergence(self) -> None:
-        """Compares the workers' parameters, state and slots bit by bit, those that all workers have.
+        """Compares, bit by bit, the parameters, state and slots that all workers have.
 
         Raises:
           Diverged: a worker's copy differs; the message names it.
@@ -252,7 +252,7 @@ class RingStrategy(SynchronousStrategy):
         evaluate = super()._evaluator(batch_spec)
 
         def evaluated(batch: Batch) -> EvaluationResult:
-            """Zeros for an empty part. It computes a stand-in, to know the names of the metrics."""
+            """Zeros for an empty part: computes a stand-in, to know the names of the metrics."""
             if int(batch_length(batch)) > 0:
                 return evaluate(batch)
             return tf.nest.map_structure(tf.zeros_like, evaluate(self._evaluation_stand_in))
@@ -264,7 +264,7 @@ class RingStrategy(SynchronousStrategy):
         return self._stand_in("eval")
 
     def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Sums in rank order, so that all workers divide the same numbers."""
+        """The sums over all workers, added in rank order, so that all workers divide the same numbers."""
         own = np.concatenate(list(sums.values()))
         total = self._host.gather("evaluation", own).sum(axis=0)
         return dict(zip(sums, total.reshape(-1, 2), strict=True))
@@ -276,17 +276,17 @@ class RingStrategy(SynchronousStrategy):
 
     @property
     def _spread(self) -> list:
-        """The variables of which each worker has only its own, with their owners."""
+        """The variables of which each worker holds only its own parts, with their owners."""
         placement = self.engine.placement
         return placement.spread_with_owners if isinstance(placement, OwnedPlacement | SpreadGroups) else []
 
     @property
     def _spread_kinds(self) -> tuple[str, ...]:
-        """Which of 'parameters' and 'slots' these are."""
+        """Which of 'parameters' and 'slots' are spread over the workers."""
         return getattr(self.engine.placement, "spread_kinds", ())
 
     def agree_to_save(self, wanted: bool) -> bool:
-        """Rank 0 decides. Only with spread variables do the others have something that it needs."""
+        """Rank 0 decides. It needs the others only if variables are spread over the workers."""
         if not self._spread_kinds:
             return wanted
         with self._connections.watched():

@@ -1,4 +1,4 @@
-"""Reads the training batches that a worker is told to compute, by their index."""
+"""Reads training batches by their index."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ from strategies.data_checks.data_errors import readable_input
 from strategies.steps.open_batches import OpenBatches
 from towers.errors import UserError
 
-# A user's pipeline starts at its first batch, so it is quicker to read and drop some batches than to start it
-# again. Our own data start anywhere, in about the time of some batches.
+# A custom pipeline restarts at its first batch, so reading and dropping some batches is faster. Our own data can
+# start anywhere, in about the time of some batches.
 _MOST_DROPPED = 64
 
 
 class BatchReader:
-    """Batches of a stream by index. It is quick where the indices ascend, with few gaps."""
+    """Batches of a stream by index; fast for ascending indices with few gaps."""
 
     def __init__(self, dataset: Callable[[int], tf.data.Dataset], stride: int):
         """Args:
@@ -22,21 +22,21 @@ class BatchReader:
         stride: difference between the indices of two batches of the stream.
         """
         self._dataset, self._stride = dataset, stride
-        # By residue: under staleness=0 a worker also computes the turns of one that was lost.
+        # By residue modulo the stride: with staleness=0 a worker also computes the turns of a lost one.
         self._streams: dict[int, _Stream] = {}
 
     def read(self, index: int):
         """The batch with this index; the same as before if that was the last one read.
 
         Raises:
-          UserError: the data end before it.
+          UserError: the data end before this batch.
         """
         stream = self._streams.setdefault(index % self._stride, _Stream(self._dataset, self._stride))
         return stream.read(index)
 
 
 class _Stream:
-    """The batches of one residue."""
+    """The batches of one residue modulo the stride."""
 
     def __init__(self, dataset, stride):
         self._dataset, self._stride = dataset, stride

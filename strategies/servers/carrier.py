@@ -1,4 +1,4 @@
-"""What the chief of parameter servers asks of an engine: ours (`own_carrier`) or TensorFlow's (`distribute`)."""
+"""The chief's interface to an engine of parameter servers: ours (`own`) or TensorFlow's (`distribute`)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from strategies.servers.report_section import ServerFigures
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the servers begin with.
+    """The values with which the servers begin.
 
     Attributes:
-      parameters: all parameters, by canonical name. Slots begin as zeros, or stay as they were written.
+      parameters: all parameters, by canonical name. Slots begin as zeros, or keep the values that were written.
       slot_names: names of the slots.
-      state: all state but the frozen weights, as one vector in its own precision; float64 if it has several ones.
+      state: all state except the frozen weights, as one vector in its own precision; float64 if precisions differ.
       decays: bool, like the parameters' vector: the elements that weight decay applies to.
       averaged: bool, like the state: the elements that are averaged over workers.
       step: number of steps done.
@@ -77,16 +77,16 @@ class Carrier(Protocol):
     """The servers and workers, as the chief uses them. Every method may raise PeerLost."""
 
     def free_bytes(self) -> Mapping[str, int]:
-        """Memory that each server can still get, by its name."""
+        """Bytes of memory that each server can still get, by its name."""
 
     def start(self, begin: Start) -> None:
-        """Gives all servers their values; workers may begin steps from begin.step on."""
+        """Sends all servers their values; then workers may begin steps from begin.step on."""
 
     def advance(self, wanted: int, until: int) -> Progress:
         """Allows steps below `until`, and waits a short time for `wanted` steps to be done."""
 
     def pause(self) -> Paused:
-        """Lets no step begin, and waits a short time for those that were begun."""
+        """Lets no step begin, and waits a short time for steps in progress."""
 
     def read(self, slot: str | None, name: str, begin: int, end: int) -> np.ndarray:
         """A part of a parameter, or of its slot: [end - begin], elements in C order. Call it after `pause`.
@@ -94,11 +94,11 @@ class Carrier(Protocol):
         Args:
           slot: name of the slot; None for the parameter.
           name: canonical name of the parameter.
-          begin, end: of a table, at the beginnings of rows.
+          begin, end: indices of elements; for a table they must be at row boundaries.
         """
 
     def write(self, slot: str | None, name: str, begin: int, values: np.ndarray) -> None:
-        """Sets a part, as in `read`. Parts come in order, and the parameters in the model's."""
+        """Sets a part, as in `read`. Parts must come in order, and parameters in the model's order."""
 
     def state(self) -> np.ndarray:
         """As `Start.state`; call it after `pause`."""
@@ -106,12 +106,12 @@ class Carrier(Protocol):
     def report(self) -> Mapping:
         """The figures of the steps since the last report, as `servers.tally.Tally.take` names them.
 
-        With 'done', 'totals', 'turned_away' (gradients dropped) and 'stop_asked' (whether a worker or a server was
-        asked to stop).
+        Also has 'done', 'totals', 'turned_away' (number of dropped gradients) and 'stop_asked' (whether a worker
+        or a server was asked to stop).
         """
 
     def server_figures(self) -> Sequence[ServerFigures]:
-        """One for each server, as they were at the last `report`."""
+        """Each server's figures at the time of the last `report`."""
 
     def end(self, how: str) -> None:
         """Ends the other processes: 'done' or 'interrupted'."""

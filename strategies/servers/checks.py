@@ -9,7 +9,7 @@ from towers.options import StepOptions
 
 
 def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:
-    """Raises UserError for options that a group of servers can't support."""
+    """Raises UserError for options that parameter servers do not support."""
     check_rule(options.rule)
     if options.precision == "float16":
         raise UserError(
@@ -28,7 +28,7 @@ def check_options(options: StepOptions, servers: ServersOptions, num_workers: in
 
 
 def check_model(strategy: SynchronousStrategy, servers: ServersOptions, num_workers: int) -> None:
-    """Raises UserError for a model that a group of servers can't train with the strategy's options."""
+    """Raises UserError for a model that parameter servers can't train with the strategy's options."""
     options, engine = strategy.options, strategy.engine
     if engine.placement.constraints:
         named = ", ".join(engine.placement.constraints)

@@ -1,7 +1,8 @@
-"""The strategy 'ps', as the chief sees it: parameters on servers, and workers that pull and push.
+"""The chief's side of the strategy 'ps': parameters are on servers, and workers pull and push.
 
-The chief decides how far the workers may go, and waits. Its own towers evaluate. Checkpoints read and write its
-variables, which `collect` brings up to date (`chief_copy.py`). Its reports are in `chief_reports.py`.
+The chief decides up to which step the workers may compute, and waits. Its own towers evaluate. Checkpoints read
+and write its variables, which `collect` updates from the servers (`chief_copy.py`). Its reports are in
+`chief_reports.py`.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ class ServersStrategy(SynchronousStrategy):
     Attributes:
       lookups: the tables that workers pull by rows.
       layout: where each parameter is on the servers.
-      engine_choice: whose servers carry the run.
+      engine_choice: the engine whose servers carry the run.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ServersStrategy(SynchronousStrategy):
         startup_timeout_seconds: seconds to wait for the workers to connect.
 
         Raises:
-          UserError: options or a model that servers can't support.
+          UserError: servers do not support an option or the model.
         """
 
         def place(variables: ModelVariables, rule: UpdateRule) -> CentralPlacement:
@@ -150,14 +151,14 @@ class ServersStrategy(SynchronousStrategy):
         return (tuple(share / sum(shares) for share in shares),) * self._workers_per_batch
 
     def agree(self, move: Move) -> Move:
-        """The chief decides; it stops also when another process was asked to stop."""
+        """The chief decides; it also stops if another process was asked to stop."""
         self._until, self._stop_requested = move.until, move.stop_requested
         return dataclasses.replace(move, stop=move.stop or self._stop_asked)
 
     _reports_late = False
 
     def run_steps(self, num_steps: int) -> StepReport:
-        # Unless something paused them, the workers have computed since the last report.
+        # Unless they were paused, the workers have computed since the last report.
         began = self._reported_at or time.perf_counter()
         bad_step = self._run_to(self.step + num_steps)
         figures = self._carrier.report()
@@ -180,10 +181,10 @@ class ServersStrategy(SynchronousStrategy):
         return report
 
     def _run_to(self, wanted: int) -> int | None:
-        """Waits until `wanted` steps are done or a step was not finite; that step, or None.
+        """Waits until `wanted` steps are done or a step was not finite; returns the latter step, or None.
 
-        It waits no longer if this process was asked to stop and no worker is left, all of which may have ended
-        with an error of the user's.
+        It stops waiting if this process was asked to stop and no worker is left: all may have ended with a user's
+        error.
 
         Raises:
           PeerLost: no step was done within the timeout; the message names the missing workers.
@@ -208,7 +209,7 @@ class ServersStrategy(SynchronousStrategy):
                 raise PeerLost(f"{_named(missing)} {late} within {limit:g} seconds at step {before}: restart it")
 
     def _warn_of_waiting(self, waited: float, limit: float, missing: Sequence[int]) -> None:
-        """Says, once for each step, which workers the run waits for, after the time that a worker may take."""
+        """Warns, once for each step, which workers the run waits for after the time that a worker may take."""
         if missing and waited > self._servers.worker_timeout_seconds and self._warned_at != self.step:
             self._warned_at = self.step
             log.warning(
@@ -220,8 +221,8 @@ class ServersStrategy(SynchronousStrategy):
     def _patience_seconds(self) -> float:
         """Seconds to wait for the next step to be done.
 
-        Asynchronous: one timeout until a silent worker counts as lost, and one more for the worker that then
-        computes the step.
+        Asynchronous: one timeout until a silent worker counts as lost, plus one for the worker that then computes
+          the step.
         """
         return self._servers.timeout_seconds * (1 if self._servers.is_sync else 2)
 
@@ -263,7 +264,7 @@ class ServersStrategy(SynchronousStrategy):
         self._carrier.end("done" if completed else "interrupted")
 
     def graph(self) -> None:
-        """None: the chief's own towers do not train."""
+        """Returns None: the chief's own towers do not train."""
 
     def _give_all(self) -> None:
         """Sends this process's values to the servers; the workers begin at its step."""

@@ -1,4 +1,4 @@
-"""The chief's copy of the model: what the servers begin with, and what it brings back to evaluate and to save."""
+"""The chief's copy of the model: the servers' initial values, and values fetched to evaluate and to save."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from towers.updates.rules import UpdateRule
 def chief_placement(
     device: str, variables: ModelVariables, rule: UpdateRule, carrier: Callable[[], Carrier]
 ) -> CentralPlacement:
-    """Parameters and state on the chief's device, with which it evaluates. Servers alone have slots.
+    """Parameters and state on the chief's device, for evaluation. Only servers have slots.
 
     Args:
       device: the device.
@@ -41,23 +41,23 @@ class ChiefCopy:
 
     def __init__(self, engine: Engine, options: StepOptions, device: str):
         """Args:
-        engine: has the copy, placed as by `chief_placement`.
+        engine: holds the copy, placed by `chief_placement`.
         options: how a step computes.
-        device: of the copy.
+        device: device of the copy.
         """
         self._engine, self._options, self._device = engine, options, device
         variables = engine.tower.variables
         self._templates = dict(zip(engine.parameters(), variables.parameters, strict=True))
         state = list(engine.state().values())
         self._frozen = [state[index] for index in variables.frozen]
-        # What passes change: it comes and goes with each step.
+        # The state that passes change: it is exchanged in each step.
         self._state = [state[index] for index in variables.moving]
 
     def start(self, shapes: Mapping[str, Sequence[int]], positions: Sequence[int] | None) -> Start:
-        """What the servers begin with: these values, at the engine's step.
+        """The values with which the servers begin: this copy, at the engine's step.
 
         Args:
-          shapes: shapes by name of the parameters in the servers' vector.
+          shapes: by name, the shapes of the parameters in the servers' vector.
           positions: each worker's next batch, as in `Start`.
         """
         rule, counters = self._options.rule, self._engine.counters
@@ -105,7 +105,7 @@ class ChiefCopy:
         return variable.read(piece) if isinstance(variable, SlotOnServers) else piece.value()
 
     def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
-        """As `Strategy.restore`: parameters and state are set here, slots on the servers."""
+        """As `Strategy.restore`: parameters and state are set in this copy, slots on the servers."""
         kind, *names = part.path
         if isinstance(part.variable, SlotOnServers):
             for piece in part.divided():
@@ -116,7 +116,7 @@ class ChiefCopy:
             part.variable.assign(read(part))
 
     def _assign(self, name: str, value) -> None:
-        """Sets a parameter, and the template's: with one value, of which the host's memory has one copy."""
+        """Sets a parameter and its template to one value, so that the host's memory has a single copy."""
         variable = self._engine.parameters()[name]
         variable.assign(value)
         if "CPU" in self._device:

@@ -1,4 +1,4 @@
-"""What the servers have counted, as the chief's reports and counters."""
+"""Converts the servers' counts into the chief's reports and counters."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,18 +10,18 @@ from towers.counters import Counters
 
 
 class ChiefReports:
-    """Differences: the servers count since the chief's start, and a report is of the steps since the last one."""
+    """Differences of counts: servers count from the chief's start, a report from the report before it."""
 
     def __init__(self, counters: Counters, schedule: Callable[[int], float]):
         """Args:
-        counters: the chief's.
-        schedule: the learning rate of a step.
+        counters: the chief's counters.
+        schedule: function from a step to its learning rate.
         """
         self._counters, self._schedule = counters, schedule
         self.restart()
 
     def restart(self) -> None:
-        """The servers get the counters' values now, and count from here."""
+        """Notes that the servers now get the counters' values, and count from there."""
         self._given = {name: int(value) for name, value in self._counters.variables().items()}
         self._workers: Mapping[str, Mapping] = {}
 
@@ -44,8 +44,8 @@ class ChiefReports:
 
         Args:
           figures: as from `Carrier.report`.
-          seconds: that these steps took.
-          absent: names of the workers that are not there.
+          seconds: seconds that these steps took.
+          absent: names of the workers that are not connected.
           servers: figures of all servers.
         """
         means = {name: mean_of(*pair) for name, pair in figures["sums"].items()}
@@ -57,7 +57,7 @@ class ChiefReports:
             examples=figures["examples"],
             loss=means.pop("loss", math.nan),
             metrics=means,
-            # Of the last step; of the first one if the run was stopped before it.
+            # The rate of the last step, or of the first one if the run was stopped before it.
             learning_rate=self._schedule(max(0, figures["done"] - 1)),
             gradient_norm=math.nan if figures["norm"] is None else figures["norm"],
             skipped=figures["skipped"],
@@ -75,6 +75,6 @@ class ChiefReports:
         )
 
     def _worker_figures(self, name: str, total: Mapping) -> WorkerFigures:
-        """A worker's figures since the last report; its failures and its maximum are since the run began."""
+        """A worker's figures since the last report; failures and the maximum count from the run's beginning."""
         before = self._workers.get(name, {})
         return WorkerFigures(name=name, **(total | {what: total[what] - before.get(what, 0) for what in SUMMED}))

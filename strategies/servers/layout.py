@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-# Elements. A longer row (of a convolution's kernel, say) may be cut anywhere.
+# Number of elements. A longer row (of a convolution's kernel, for example) may be cut anywhere.
 _LONGEST_WHOLE_ROW = 16 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where each parameter and each server's piece lies in the vector; positions count elements.
+    """Where each parameter and each server's piece lies in the vector; positions are indices of elements.
 
     Attributes:
       shapes: the parameters' shapes, by canonical name, in order.

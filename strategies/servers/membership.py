@@ -1,4 +1,4 @@
-"""Which process of a parameter-server cluster this one is."""
+"""The membership of this process in a parameter-server cluster."""
 
 import dataclasses
 import zlib
@@ -17,10 +17,10 @@ from towers.task import Task
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServersMembership:
     """Attributes:
-    cluster: chief, workers and servers, and which of them this process is.
+    cluster: chief, workers and servers, and this process's role among them.
     options: how the group works.
     secret: the secret that a process must know to connect; '' lets in processes that have none.
-    admit_anyone: whether there may be no secret although other machines can reach the servers.
+    admit_anyone: whether the secret may be '' although other machines can reach the servers.
     startup_timeout_seconds: seconds to wait for the other processes.
     joined: this process's part in TensorFlow's engine; None for our own engine.
     """
@@ -71,32 +71,32 @@ class ServersMembership:
     def settings(self, options: StepOptions) -> dict[str, Plain]:
         """The settings that must be the same in all processes, servers too."""
         found = step_settings(options)
-        # Its length may depend on the data, which a server need not have.
+        # The schedule's length may depend on the data, which a server need not have.
         del found["learning_rate"]
         return plain_settings({**found, **self._of_the_group})
 
     def settings_with(
         self, task: Task, options: StepOptions, shapes: Mapping[str, Sequence[int]] | None = None
     ) -> dict[str, Plain]:
-        """What the chief and the workers must have been started with; arguments as for `common_settings`.
+        """The settings that must be the same in the chief and the workers; arguments as for `common_settings`.
 
         Raises:
-          UserError: the task's data are in another order at each reading, where they must not be.
+          UserError: the order of the task's data differs between readings, but must not.
         """
         more = {**self._of_the_group, **self._first_batches(task, options)}
         return common_settings(task, options, evaluates=False, shapes=shapes, **more)
 
     @property
     def _of_the_group(self) -> dict[str, object]:
-        # With another number of workers a process would divide batches otherwise than server 0 counts their parts.
+        # With another number of workers a process would divide batches differently from server 0.
         return {"num_workers": self.num_workers, "servers": self.options}
 
     def _first_batches(self, task: Task, options: StepOptions) -> dict[str, str]:
-        """Checksums of the first training batches, which are read twice; none if they need not be the same."""
+        """Checksums of the first training batches, which are read twice; empty if they may differ."""
         # On TensorFlow's engine a worker reads each batch whole, and no other worker reads it.
         is_own = self.options.engine_choice().name == OWN
         why = self._why_order_matters(options) if is_own else None
-        # Arrays are settings, which are compared anyway.
+        # Arrays are part of the settings, which are compared anyway.
         if why is None and task.num_examples("train") is not None:
             return {}
         found = batch_checksums(task, "train")
@@ -105,7 +105,7 @@ class ServersMembership:
                 f"{self.cluster.this.name} reads the 'train' data in another order each time, but with {why}: "
                 f"examples would be repeated or skipped; {KEEPS_ORDER_ADVICE}"
             )
-        # Asynchronous workers may shuffle by themselves: data that differ at each reading tell nothing.
+        # Asynchronous workers may shuffle independently: data that differ between readings can't be compared.
         is_told = self._is_in_step or (found.keeps_order and found.features)
         examples = {"first_batches": " ".join(map(str, found.examples))} if found.examples and is_told else {}
         return examples | ({"first_features": " ".join(map(str, found.features))} if found.features else {})
@@ -116,7 +116,7 @@ class ServersMembership:
         return self.options.is_sync or self.options.is_serial
 
     def _why_order_matters(self, options: StepOptions) -> str | None:
-        """Why several readings must give the same batches; None if they need not."""
+        """The reason why several readings must give the same batches; None if they need not."""
         if self._is_in_step:
             return f"staleness={self.options.staleness} all processes must agree on each batch"
         if options.accumulation > 1:

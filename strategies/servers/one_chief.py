@@ -1,4 +1,4 @@
-"""A run has one chief: a second one would set all values anew, in the middle of the first one's run."""
+"""Refuses a second chief of a run, which would reset all values in the middle of the first chief's run."""
 
 import os
 import socket
@@ -7,12 +7,12 @@ _LONGEST = 200
 
 
 def process_name() -> str:
-    """This process as a person finds it."""
+    """This process's name for a person: where to find it."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def refusal_of_second(server: str, chief: str) -> str:
-    """What a second chief is told.
+    """The error for a second chief.
 
     Args:
       server: name of the server that refuses it.

@@ -14,20 +14,23 @@ ASYNC, SYNC = "async", "sync"
 class ServersOptions:
     """Attributes:
     engine: one of `strategies.engines.ENGINES`.
-    staleness: 'async': no worker waits. 'sync': all gradients of a step are averaged and applied once. A number B:
+    staleness: 'async': no worker waits. 'sync': the gradients of a step are averaged and applied once. A number B:
       asynchronous, but at most B other updates are applied between an update's pull and its push.
     backup_workers: with 'sync', number of workers whose gradients a step does not wait for (Chen et al. 2016).
     staleness_aware: whether an update's learning rate is divided by its staleness (Zhang et al. 2016).
     prefetch: whether a worker pulls the next step's parameters while it computes the current step. It then does
-      not wait for the network, and every update is staler by one: the worker's own.
-    wire_precision: precision in which gradients are pushed; parameters are pulled in their own.
-    sparse_updates: 'dense': exact updates of embedding tables; 'lazy': only of the rows that a batch names.
-    steps_per_closure: with TensorFlow's engine, steps that a worker computes for each call from the chief; 0
-      chooses by the time of a step.
+      not wait for the network, but each update's staleness grows by one, by the worker's own update.
+    wire_precision: precision in which gradients are pushed; parameters are pulled in their own precision.
+    sparse_updates: 'dense': exact updates of embedding tables; 'lazy': updates only the rows that a batch names.
+    steps_per_closure: with TensorFlow's engine, number of steps that a worker computes per call from the chief; 0
+      chooses it by the time of a step.
     worker_timeout_seconds: with 'sync' or TensorFlow's engine, seconds without a worker's gradient before another
-      worker computes its step or part of it; else the seconds that a worker may be away before the next one
-      computes its batches too.
+      worker computes its step or part of it; otherwise the seconds that a worker may be away before the next
+      worker computes its batches too.
     timeout_seconds: seconds that a process may be silent before it counts as lost.
+
+    Raises:
+      UserError: an option is unknown or out of range, or does not fit `staleness` or the engine.
     """
 
     engine: str = "auto"
@@ -84,12 +87,12 @@ class ServersOptions:
         """The engine that carries the group.
 
         Raises:
-          UserError: TensorFlow's engine with an option that it cannot serve.
+          UserError: TensorFlow's engine does not support an option.
         """
         return choose_engine(self.engine, self._needs_own(), "ParameterServerStrategy")
 
     def _needs_own(self) -> list[str]:
-        """The options that only our own engine serves."""
+        """The options that only our own engine supports."""
         needs_own = {
             f"staleness={self.staleness}": self.staleness != ASYNC,
             f"backup_workers={self.backup_workers}": bool(self.backup_workers),
@@ -113,5 +116,5 @@ class ServersOptions:
 
     @property
     def is_serial(self) -> bool:
-        """Whether workers take turns and each starts from the update before: the results are one device's."""
+        """Whether workers take turns, each from the previous update, so that results equal one device's."""
         return self.bound == 0

@@ -11,7 +11,7 @@ from towers.updates.sparse_updates import apply_lazily
 
 
 def check_rule(rule: UpdateRule) -> None:
-    """Raises UserError for a rule that needs whole matrices or names: a server holds pieces of a vector."""
+    """Raises UserError for a rule that needs whole matrices or names: servers hold pieces of a vector."""
     check_elementwise(
         rule,
         "strategy=ps: it needs whole matrices or their names, and servers hold pieces of one vector",
@@ -31,7 +31,7 @@ def update_piece(
 ) -> None:
     """Applies a rule to a piece. Weight decay comes first, and only where `decays` is 1.
 
-    A piece of many parameters decays in some elements only, which the rule itself cannot know.
+    A piece contains several parameters, so only some elements decay, which the rule itself cannot know.
 
     Args:
       rule: the rule; it must work element by element.
@@ -67,7 +67,7 @@ def update_rows(
       gradient: each row at most once, in the table's dtype.
       rate: float32 scalar, learning rate.
       update: int64 scalar, number of updates before this one.
-      lazily: whether rows without a gradient stay as they are, slots and weight decay included.
+      lazily: whether rows without a gradient remain unchanged, including slots and weight decay.
     """
     if lazily:
         apply_lazily(rule, table, slots, gradient, rate, update)

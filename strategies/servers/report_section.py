@@ -1,4 +1,4 @@
-"""What a parameter-server group reports: figures over some steps, and totals over a run."""
+"""The report of a parameter-server group: figures over some steps, and totals over a run."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ import numpy as np
 # The section's name in `StepReport.sections` and in summary.json.
 SECTION = "parameter_servers"
 _MIB = 2**20
-# Fields of WorkerFigures that add up over reports; the others are maxima, or counts since the run began.
+# Fields of WorkerFigures that are summed over reports; the others are maxima, or counts since the run began.
 SUMMED = ("steps", "taken_over", "busy_seconds", "input_seconds", "staleness_sum")
 
 
@@ -67,8 +67,8 @@ class ServersReport:
       staleness: number of updates by their staleness. An update's staleness is the number of other updates applied
         between its pull and its push.
       turned_away: number of gradients that came too late and were dropped, since the beginning of the run.
-      absent: names of the workers that are not connected, or whose part of a batch others compute.
-      workers: figures of the workers that gave a gradient or were lost.
+      absent: names of the workers that are not connected, or whose part of a batch other workers compute.
+      workers: figures of the workers that sent a gradient or were lost.
       servers: figures of all servers.
     """
 

@@ -1,4 +1,4 @@
-"""Whether a server has the memory for its piece of a run, checked before values are sent: Linux would kill it."""
+"""Checks that servers have the memory for their pieces before values are sent; otherwise Linux would kill them."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from towers.hardware.control_groups import memory_left
 
 
 def free_bytes() -> int:
-    """Memory that this process can still get, by the machine and by the limits of its control groups."""
+    """Bytes of memory that this process can still get, by the machine and by the limits of its control groups."""
     free, left = psutil.virtual_memory().available, memory_left()
     return free if left is None else min(free, left)
 

@@ -1,4 +1,4 @@
-"""Optimizer state that servers hold, as the chief's checkpoints see it: read and written piece by piece."""
+"""Optimizer state on servers, read and written piece by piece by the chief's checkpoints."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from strategies.servers.carrier import Carrier
 
 
 class SlotOnServers:
-    """A slot of a parameter. This process has no copy of it.
+    """A slot of a parameter on the servers. This process has no copy of it.
 
     Attributes:
       shape, dtype: as of a variable.
@@ -54,7 +54,7 @@ class SlotOnServers:
 
 
 def read_whole(carrier: Carrier, slot: str | None, name: str, like: tf.Variable | SlotOnServers) -> np.ndarray:
-    """A parameter or a slot of it, brought piece by piece; `like` has its shape and dtype."""
+    """A whole parameter or slot, fetched piece by piece; `like` has its shape and dtype."""
     (part,) = parts_of({name: like})
     found = np.empty(part.shape, like.dtype.as_numpy_dtype)
     for piece in part.divided():

@@ -1,10 +1,10 @@
-"""Embedding tables on servers: tables of one width are a matrix, whose rows are dealt out to the servers in turn.
+"""Embedding tables on servers: tables of equal width form a matrix, whose rows go to the servers in turn.
 
     table "a"  rows 0 to 4     matrix rows 0 to 4     server 0:  rows 0, 2, 4, 6, 8
     table "b"  rows 0 to 3     matrix rows 5 to 8     server 1:  rows 1, 3, 5, 7
 
-Ids are often sorted by how frequent they are. Dealt out in turn, each server is asked for about as many rows;
-contiguous parts of drawn clicks on two servers would send 84% of the reads to the first one.
+Ids are often sorted by frequency. With rows in turn, each server gets about the same number of reads; with
+contiguous parts on two servers, 84% of the reads of randomly drawn clicks would go to the first one.
 """
 
 import dataclasses
@@ -58,9 +58,9 @@ class TableLayout:
         return slice(server, None, self.num_servers)
 
     def dealt_range(self, server: int, begin: int, end: int) -> tuple[int, int, slice]:
-        """Of the matrix rows from `begin` to `end` those of a server: its own rows from, to, and which they are.
+        """A server's share of the matrix rows `begin` to `end`: its own rows' begin and end, and a slice.
 
-        The last is a slice of the rows [0, end - begin).
+        The slice selects the server's rows from the rows [0, end - begin).
         """
         first, last = (-((server - row) // self.num_servers) for row in (begin, end))
         return first, last, slice(first * self.num_servers + server - begin, None, self.num_servers)
@@ -72,7 +72,7 @@ class TableLayout:
         return [np.pad(part, [(0, length - len(part)), (0, 0)]) for part in parts]
 
     def wanted(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """The matrix rows that the ids of lookups name: int64 [n], ascending, each once. For graphs.
+        """The matrix rows of the ids of lookups: int64 [n], ascending, each once. For graphs.
 
         An id outside its table makes the graph fail with a text that begins with 'UserError: '.
         """
@@ -114,7 +114,7 @@ def of_server(rows: np.ndarray, server: int, num_servers: int) -> tuple[np.ndarr
 
 
 class Stored(NamedTuple):
-    """Values of all parameters, as servers hold them.
+    """Values of all parameters in the servers' layout.
 
     Attributes:
       vector: [n], the parameters that are not tables.
@@ -149,7 +149,7 @@ class ParameterLayout:
         num_servers: int,
     ) -> "ParameterLayout":
         """Args:
-        shapes: of all parameters, by canonical name, in the model's order.
+        shapes: shapes of all parameters, by canonical name, in the model's order.
         tables: the parameters that workers pull by rows, and their heights.
         decays: whether weight decay applies to a parameter.
         num_servers: number of servers.
@@ -182,7 +182,7 @@ class ParameterLayout:
         return self.vector.offsets[list(self.vector.shapes).index(name)]
 
     def stored(self, values: Mapping[str, np.ndarray]) -> Stored:
-        """The values as servers hold them, from values by name."""
+        """The values in the servers' layout, from values by name."""
         found = [values[name] for name in self.vector.shapes]
         vector = self.vector.joined(found) if found else np.zeros(0, values[self.names[0]].dtype)
         return Stored(vector, [table.joined(values) for table in self.tables])

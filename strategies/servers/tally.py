@@ -1,4 +1,4 @@
-"""Figures that server 0 gathers for the chief's reports: sums, staleness and each worker's share."""
+"""Figures that server 0 collects for the chief's reports: sums, staleness and each worker's share."""
 
 import collections
 import dataclasses

@@ -2,8 +2,8 @@
 
     4 bytes magic, 4 bytes length | JSON, whose '' entry holds the arrays' dtypes and shapes | the arrays' bytes
 
-A message is only numbers and names: nothing that arrives is executed. Until the other side is let in it is a
-stranger, which may send little and has little time.
+A message has only numbers and names: nothing that arrives is executed. Until the other side is let in, it is a
+stranger, with limits on bytes and time.
 
 gRPC for Python (1.85) as the carrier was tried: with two workers, one server and the smallest network 0.68 (unary
 calls) and 0.72 (a stream) times our updates a second, with ResNet-20 1.03 and 0.96 (Zen 3, quiet); the condition
@@ -36,18 +36,18 @@ Handler = Callable[[Message, Sequence[np.ndarray]], Content]
 _PREFIX = struct.Struct("<4sI")
 # The first bytes of every message, and so of every connection.
 MAGIC = b"TOW1"
-# The longest JSON text of a stranger, which says its settings and sends no array, and of who was let in.
+# The longest JSON text of a stranger, which sends its settings and no arrays, and of a member.
 _STRANGERS_TEXT, _LONGEST_TEXT = 16 * 1024, 4 * 2**20
 _DEEPEST_TEXT = 32
 _ARRAYS = ""
 _BUFFER_BYTES = 64 * 1024
 # Up to this size, copying into one buffer is cheaper than another system call.
 _JOINED_BYTES = 256 * 1024
-# All dtypes of Keras's variables but text: a frozen weight travels as it is.
+# All dtypes of Keras's variables except text: a frozen weight is sent unchanged.
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _FLOATS = ["float16", "float32", "float64", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 _DTYPES = {dtype.name: dtype for dtype in map(np.dtype, ["bool", *_INTEGERS, *_FLOATS, "complex64", "complex128"])}
-# What Python raises for JSON that is no message's. A number too large for it is an OverflowError.
+# Python's errors for JSON that is not a message; for a number that is too large, OverflowError.
 _UNREADABLE = ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError
 # A socket's timeout of 0 means not to wait at all.
 _LEAST_SECONDS = 0.001
@@ -58,7 +58,7 @@ class Refused(RuntimeError):
 
 
 class RunEnded(Exception):
-    """The other side, which has ended with the run, said so instead of a reply.
+    """Raised instead of a reply if the other side has ended with the run.
 
     Attributes:
       how: how the run ended, 'done' or 'interrupted'.
@@ -89,12 +89,12 @@ class Connection:
         keep_alive(connected)
         self.sent_bytes = self.received_bytes = 0
         self._closing = threading.Lock()
-        # Bytes that were read ahead: most messages then need one system call.
+        # Buffer to read ahead, so that most messages need one system call.
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._read = self._filled = 0
 
     def let_in(self, timeout_seconds: float | None) -> None:
-        """The other side is no stranger any more.
+        """Marks the other side as a member, no longer a stranger.
 
         Args:
           timeout_seconds: seconds that it may be silent in the middle of an exchange; None for no limit.
@@ -127,7 +127,7 @@ class Connection:
         self.sent_bytes += size
 
     def _send_part(self, view: memoryview) -> None:
-        """Sends bytes as `_fill` receives them: the timeout is for each wait. That of `sendall` is for all."""
+        """Sends bytes with the timeout for each wait, like `_fill`; `sendall` has one for all waits."""
         while view:
             view = view[self._socket.send(view) :]
 
@@ -182,7 +182,7 @@ class Connection:
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes of another message were read already; more may be on their way when it is False."""
+        """Whether bytes of another message were already read; False does not mean that none will arrive."""
         return self._read < self._filled
 
     def check(self) -> None:
@@ -191,7 +191,7 @@ class Connection:
             raise ConnectionError("the connection was closed")
 
     def is_unanswered(self) -> bool:
-        """Whether the other machine has vanished while bytes were sent to it; any thread may ask."""
+        """Whether the other machine has vanished while bytes were sent to it; any thread may call it."""
         with self._closing, contextlib.suppress(OSError):
             return is_unanswered(self._socket)
         return False
@@ -199,7 +199,8 @@ class Connection:
     def end(self) -> None:
         """Ends the connection from another thread. The thread that uses it gets an OSError, and closes it.
 
-        The number of a closed socket is the next connection's: a thread on its way to wait would wait on that one.
+        It does not close the socket: the next connection would get the socket's number, and the other thread might
+        wait on that one.
         """
         # The shutdown fails if either side has closed already.
         with self._closing, contextlib.suppress(OSError):
@@ -235,7 +236,7 @@ class Connection:
 
     def _received_into(self, view: memoryview) -> int:
         if self._deadline is not None:
-            # For all that a stranger sends together: one byte now and then must not prolong it.
+            # A stranger's deadline is for all that it sends: single bytes now and then must not extend it.
             self._socket.settimeout(max(_LEAST_SECONDS, self._deadline - time.monotonic()))
         count = self._socket.recv_into(view)
         if count == 0:
@@ -252,10 +253,10 @@ def _parsed(text: bytes) -> Message:
     """The JSON of a message.
 
     Raises:
-      ValueError, RecursionError: it is no JSON, or is nested deeper than any message of this program.
+      ValueError, RecursionError: it is not JSON, or is nested deeper than any message of this program.
     """
     message = json.loads(text)
-    # Few brackets are never deep.
+    # With few brackets the nesting cannot be too deep.
     level, depth = [message] if text.count(b"[") + text.count(b"{") > _DEEPEST_TEXT else [], 0
     while level:
         depth += 1

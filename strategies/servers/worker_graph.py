@@ -1,4 +1,4 @@
-"""The graph of a worker's step: a vector and rows of tables in, their gradients out. It owns no variable."""
+"""The graph of a worker's step, from a vector and rows of tables to their gradients. It owns no variable."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ from towers.tower import ModelVariables, TowerFunction, TowerResult
 from towers.tower_passes import TowerPasses
 from towers.updates.rules import UpdateRule
 
-# Servers refuse float16, the only precision that scales the loss.
+# Servers do not support float16, the only precision that scales the loss.
 _LOSS_SCALE = 1.0
 
 
 class StepValues(NamedTuple):
-    """What a step is computed from, beside its batch.
+    """The inputs of a step, besides its batch.
 
     Attributes:
       vector: all parameters that are not tables.
-      rows: of each matrix of tables those that `WorkerGraph.wanted` names.
-      state: all state but the frozen weights, as one vector.
+      rows: for each matrix of tables, the rows that `WorkerGraph.wanted` names.
+      state: all state except the frozen weights, as one vector.
       frozen: each frozen weight, in the model's order.
     """
 
@@ -48,12 +48,12 @@ class StepValues(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a step's graph returns.
+    """The outputs of a step's graph.
 
     Attributes:
       dense: the gradients of the parameters that are not tables, as one vector in the wire's precision.
       rows: the gradients of each matrix of tables, each row once, in the wire's precision.
-      state_change: float64, of all state but the frozen weights.
+      state_change: float64, the change of all state except the frozen weights.
       numbers: float64 vector: weight, norm of the mean gradient, whether all is finite, and a (total, weight) pair
         for each name in `WorkerGraph.reported`.
     """
@@ -72,7 +72,7 @@ class WorkerGraph:
       tower: the training pass.
       layout: where each parameter is on the servers: in the vector, or in a matrix of tables.
       has_collectives: whether its towers exchange statistics within a pass.
-      reported: names of the reported sums; known when `outputs` was traced.
+      reported: names of the reported sums; known once `outputs` was traced.
     """
 
     def __init__(
@@ -98,13 +98,14 @@ class WorkerGraph:
         lookups: the tables of the model that are pulled by rows.
         shares: relative sizes of the towers' parts; None for equal parts.
         num_servers: number of servers that hold the parameters.
-        num_sharing: parts of a batch that workers divide; 1 if each worker takes batches of its own.
+        num_sharing: number of parts into which workers divide a batch; 1 if each worker computes whole batches.
         sends_sums: whether servers average the gradients of several workers, so that workers send SUMs.
-        stand_in: a batch of one example, for a worker whose part of a batch is empty; None if none ever is.
+        stand_in: a batch of one example, for a worker whose part of a batch is empty; None if parts are never
+          empty.
         wire_precision: number format of the gradients that are sent, a key of WIRE_PRECISIONS.
 
         Raises:
-          UserError: shares that don't fit the towers, or a batch too small for all towers.
+          UserError: shares don't fit the towers, or the batch is too small for all towers.
         """
         self.options = options
         self._devices, self._sends_sums = devices, sends_sums
@@ -136,7 +137,7 @@ class WorkerGraph:
     def _describe(self, variables: ModelVariables) -> None:
         self._state = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables.state]
         self._frozen, self._moving = variables.frozen, variables.moving
-        # Names of the reported sums; known when a graph was traced.
+        # Names of the reported sums; known once a graph was traced.
         self.reported: list[str] = []
 
     def wanted(self, *batches: Batch) -> list[tf.Tensor]:
@@ -150,10 +151,10 @@ class WorkerGraph:
         """A step on one undivided batch.
 
         Args:
-          values: of parameters and state.
+          values: values of parameters and state.
           step: int64 scalar, from which random numbers are derived.
-          part: int32 scalar, index of the part if workers divide the batch, else 0; random numbers are derived
-            from it too, so they do not depend on the worker that computes the part.
+          part: int32 scalar, index of the part if workers divide the batch, else 0. Random numbers are derived
+            from the part too, so they do not depend on which worker computes it.
           batch: the part.
         """
         return self.outputs(values, part, self.first_sums(values, step, part, batch))
@@ -179,7 +180,7 @@ class WorkerGraph:
         return sums
 
     def _check_frozen(self, changed: Mapping[int, tf.Tensor]) -> None:
-        """Workers pull frozen weights once, so none may change."""
+        """Raises UserError if a pass changes frozen weights: workers pull these only once."""
         named = [self.tower.variables.state[index].path for index in self._frozen if index in changed]
         if named:
             raise UserError(
@@ -188,7 +189,7 @@ class WorkerGraph:
             )
 
     def outputs(self, values: StepValues, part: tf.Tensor | int, sums: TowerResult) -> Outputs:
-        """What is sent, from the sums over all microbatches."""
+        """The outputs to send, from the sums over all microbatches."""
         with tf.device(self._devices.parameters):
             old = self._state_in(values)
             mean = mean_gradients(sums, self.options, tf.constant(_LOSS_SCALE))
@@ -243,7 +244,7 @@ class WorkerGraph:
             return [found[name] for name in layout.names]
 
     def _state_vector(self, changes: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        """float64: the changes, by index, and zeros for what does not change. Without frozen weights."""
+        """The state's change as a float64 vector without frozen weights; zeros for state that does not change."""
         return _joined(
             [
                 tf.cast(changes[index], tf.float64)

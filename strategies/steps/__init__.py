@@ -1,4 +1,4 @@
-"""The host's part of synchronous steps, which `strategies/synchronous.py` joins: batches, executions, reports.
+"""The host's part of synchronous steps: batches, executions, reports. `strategies/synchronous.py` joins them.
 
 training_batches.py, open_batches.py     the batches of a process, step after step
 executions.py, execution_length.py       starts steps, one or several in an execution; how many

@@ -1,10 +1,10 @@
-"""How many steps one execution of a graph has: one, until they are known to be short."""
+"""How many steps one execution of a graph has: one, until steps are known to be short."""
 
-# An execution saves about 0.3 ms a step: of longer steps that is little.
+# Several steps per execution save about 0.3 ms a step: little for steps longer than this.
 _SHORT_SECONDS = 0.004
-# Several steps are traced again, in 0.1 to 1 s: about what so many executions would have saved by then.
+# Several steps need another trace, in 0.1 to 1 s: about what this many steps would have saved.
 _FIRST_STEPS = 2000
-# A signal is handled between two executions.
+# Limits of an execution, because a signal is handled only between executions.
 _EXECUTION_SECONDS, _MOST_STEPS = 0.1, 256
 
 
@@ -13,13 +13,13 @@ class ExecutionLength:
 
     def __init__(self, given: int | None):
         """Args:
-        given: this many steps from the start; None: one, then by the time that a step takes.
+        given: number of steps from the start; None: one, later chosen by the time of a step.
         """
         self._given, self._num_short = given, 0
         self.steps = given or 1
 
     def note(self, num_steps: int, seconds: float) -> None:
-        """Counts some consecutive steps, which took so long."""
+        """Counts consecutive steps, and the seconds that they took."""
         if self._given is not None or not num_steps:
             return
         of_step = max(seconds / num_steps, 1e-9)

@@ -24,7 +24,7 @@ from towers.task import Batch
 
 
 def reads_in_graph(engine: Engine) -> bool:
-    """Whether batches and outcomes are on the host, which a loop in a graph needs."""
+    """Whether batches and outcomes are on the host, as a loop in a graph requires."""
     return engine.placed_input is None and not engine.masked
 
 
@@ -32,13 +32,13 @@ class Executions:
     """The steps of an engine.
 
     Attributes:
-      input_seconds: that the steps waited for batches since the caller set it to 0.
+      input_seconds: seconds that the steps waited for batches since the caller set it to 0.
     """
 
     input_seconds = 0.0
     _loop: LoopOfSteps | None = None
     _unrolled: UnrolledSteps | None = None
-    # The outcome of a step that ran alone.
+    # The outcome of the latest step that ran alone.
     _latest: StepOutcome | None = None
 
     def __init__(
@@ -53,22 +53,22 @@ class Executions:
         """Args:
         engine: computes the steps.
         model: the template, for errors.
-        rate: the learning rate by the step.
-        batches: of which a loop in a graph takes those of its steps.
-        next_batch: the batch of a step, on the devices where the engine reads it.
-        length: of an execution, in steps.
+        rate: function from a step to its learning rate.
+        batches: the training batches, from which a loop in a graph reads.
+        next_batch: function from a step to its batch, on the devices where the engine reads it.
+        length: length of an execution, in steps.
         """
         self._engine, self._model, self._rate = engine, model, rate
         self._batches, self._next_batch, self._length = batches, next_batch, length
 
     def started(self, first: int, num_steps: int) -> Iterator[Sequence[StepOutcome]]:
-        """Starts some steps, execution after execution; yields the outcomes of each.
+        """Starts steps, execution after execution; yields the outcomes of each execution.
 
         Raises:
-          UserError: the data ended, can't be read, or don't fit the model; the steps before are applied.
+          UserError: the data ended, can't be read, or don't fit the model; earlier steps are applied.
         """
         together = self._steps_together
-        # A loop over steps needs an outcome like its own, and a first step compiles kernels ahead.
+        # A loop over steps needs the outcome of a step as an example, and the first step compiles kernels ahead.
         num_alone = num_steps if together == 1 or num_steps <= 1 else int(self._latest is None)
         for step, rate in self._with_rates(first, num_alone):
             self._latest = self._alone(step, rate)
@@ -87,7 +87,7 @@ class Executions:
     def _steps_together(self) -> int:
         """Number of steps in the next executions."""
         steps = self._length.steps
-        # A user's program may switch determinism on later than it makes a strategy.
+        # A user's program may enable determinism after it creates the strategy.
         return 1 if steps == 1 or config.is_op_determinism_enabled() or self._must_be_alone else steps
 
     @functools.cached_property
@@ -117,7 +117,7 @@ class Executions:
             for step in steps:
                 batches.append(self._timed_batch(step))
         except UserError:
-            for batch, rate in zip(batches, rates, strict=False):  # the steps before it are applied
+            for batch, rate in zip(batches, rates, strict=False):  # earlier steps are applied
                 self._engine.train(batch, rate)
             raise
         try:
@@ -126,14 +126,14 @@ class Executions:
             self._raise_as_alone(error, int(self._engine.counters.step))
 
     def _raise_as_alone(self, error: tf.errors.OpError, step: int) -> NoReturn:
-        """Raises what a step that failed in an execution of several raises if it runs alone."""
+        """Raises the error of a step, which failed in an execution of several, as if it ran alone."""
         if is_of_reading(error):
             raise self._batches.error_of(error, step) from error
         with readable_errors(f"step {step}", self._model, lambda: self._batches.again(step)):
             raise error
 
     def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
-        """The numbers of some steps, each with its learning rate for the engine."""
+        """(index, learning rate for the engine) of some steps."""
         steps = range(first, first + num_steps)
         return zip(steps, self._engine.rates([self._rate(step) for step in steps]), strict=True)
 

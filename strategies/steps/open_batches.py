@@ -1,8 +1,8 @@
-"""Iterators over batches that end before the interpreter does.
+"""Iterators over batches that are closed before the interpreter exits.
 
-tf.data reads ahead on threads of its own. One that calls Python (a generator, `tf.py_function`) while the
+tf.data reads ahead on its own threads. A thread that calls Python (a generator, `tf.py_function`) while the
 interpreter is finalised blocks forever, and the destructor of its iterator waits for it: the program would hang at
-its exit.
+exit.
 """
 
 import atexit
@@ -29,7 +29,7 @@ class OpenBatches:
         return next(self.batches)
 
     def close(self) -> None:
-        """Waits for what is read at the moment, and reads no more."""
+        """Waits for reads in progress, and reads no more."""
         self.batches = iter(())
 
 

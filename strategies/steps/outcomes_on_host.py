@@ -1,10 +1,10 @@
-"""Outcomes of steps on their way from their device to the host.
+"""Copies outcomes of steps from their device to the host.
 
     GPU    | step 8 | step 9 | pack | copy to the host |
                                     | step 10          | step 11 | ...
 
-A GPU works in the order in which it was asked, so a copy waits for all steps that were started before it. If it is
-asked for before the next step is started, it waits for its own steps alone, and the GPU goes on meanwhile.
+A GPU works in the order of requests, so a copy waits for all steps that were started before it. If it is requested
+before the next step is started, it waits only for its own steps, and the GPU continues meanwhile.
 """
 
 import concurrent.futures
@@ -20,19 +20,19 @@ from towers.mean_and_update import StepOutcome
 
 
 def on_host(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:
-    """The outcomes of some steps as arrays, when the steps are done; one transfer for each device's numbers."""
+    """Waits for steps and returns their outcomes as arrays, with one transfer for each device."""
     return _Packed(outcomes).read() if outcomes else []
 
 
 class Arrived(NamedTuple):
-    """Outcomes as arrays, and when they arrived, by `time.perf_counter`."""
+    """Outcomes as arrays, and the time of their arrival by `time.perf_counter`."""
 
     outcomes: list[StepOutcome]
     at: float
 
 
 def arriving_on_host(outcomes: Sequence[StepOutcome]) -> Callable[[], Arrived]:
-    """Starts `on_host` and does not wait for the steps: the function that it returns does."""
+    """Starts `on_host` without waiting for the steps; the returned function waits."""
     packed, found, begun = _Packed(outcomes), concurrent.futures.Future(), threading.Event()
 
     def read() -> None:
@@ -43,21 +43,21 @@ def arriving_on_host(outcomes: Sequence[StepOutcome]) -> Callable[[], Arrived]:
             found.set_exception(error)
 
     threading.Thread(target=read, name="outcomes", daemon=True).start()
-    # That thread has Python's lock then, and keeps it until it has asked for the copy and waits.
+    # The thread then has Python's lock, and keeps it until it has requested the copy and waits.
     begun.wait()
     return found.result
 
 
 class _Packed:
-    """The numbers of some steps, those of a device in one tensor float64 [numbers, steps], which is exact."""
+    """The numbers of some steps, packed exactly into one float64 tensor [numbers, steps] for each device."""
 
     def __init__(self, outcomes: Sequence[StepOutcome]):
         self._structure, self._num_steps = outcomes[0], len(outcomes)
         self._numbers = list(zip(*map(tf.nest.flatten, outcomes), strict=True))
         by_device: dict[str, list[int]] = {}
         for index, (first, *_) in enumerate(self._numbers):
-            # Where its memory is: a GPU would finish its work before it takes a number from the host. In a cluster
-            # that memory's job has a name which no operation may ask for.
+            # Grouped by the device of the memory: a GPU would finish its work before it takes a number from the
+            # host. In a cluster the memory's device has a job name that operations must not use.
             by_device.setdefault("/" + first.backing_device.rpartition("/")[2], []).append(index)
         self._packed = [(indices, self._pack(device, indices)) for device, indices in by_device.items()]
 

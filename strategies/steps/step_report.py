@@ -6,7 +6,7 @@ from strategies.contract import StepReport
 
 
 def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepReport:
-    """One report of the outcomes of some steps, perhaps none; the means omit steps that were not finite."""
+    """One report of the outcomes of steps, perhaps none; the means omit steps that were not finite."""
     finite = [outcome for outcome in outcomes if outcome.finite]
     weight = sum(float(outcome.weight) for outcome in finite)
     totals: dict[str, np.ndarray] = {}

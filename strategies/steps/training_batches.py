@@ -1,4 +1,4 @@
-"""The training batches of a process, step after step, and those of one step once more."""
+"""The training batches of a process, step after step; the batches of one step can be read again."""
 
 from collections.abc import Callable
 
@@ -17,24 +17,24 @@ class TrainingBatches:
     """This process's part of each batch.
 
     Attributes:
-      spec: the spec of what a step reads, dimension 0 open: a batch, or a tuple of its microbatches.
+      spec: the spec of a step's batch, or of the tuple of its microbatches, with dimension 0 open.
     """
 
     def __init__(self, dataset_from: Callable[[int], tf.data.Dataset]):
         """Args:
-        dataset_from: function of a step that returns the batches from this step on.
+        dataset_from: function from a step to the batches from this step on.
         """
         self._dataset_from, self._first = dataset_from, dataset_from(0)
         self.spec = open_length(self._first.element_spec)
         self._open: OpenBatches | None = None
-        # The step whose batch is the next; None while it is not known.
+        # The step of the next batch; None if unknown.
         self._at: int | None = None
 
     def next(self, step: int, placed: PlacedInput | None) -> Batch:
-        """The batch of a step. Batches of steps that do not follow each other are read anew.
+        """The batch of a step. If it does not follow the previous step, the data are opened again.
 
         Args:
-          step: number of the step.
+          step: index of the step.
           placed: sends parts of batches to the towers' devices ahead; None leaves them on the host.
 
         Raises:
@@ -49,18 +49,18 @@ class TrainingBatches:
         return batch
 
     def error_of(self, error: tf.errors.OpError, step: int) -> UserError:
-        """What `next` raises for an error of `iterator` at a step."""
+        """The error that `next` would raise for an error of `iterator` at a step."""
         is_end = isinstance(error, tf.errors.OutOfRangeError)
         return _ended(step) if is_end else input_error(error, "train", f"step {step}")
 
     def iterator(self, steps: range) -> tf.data.Iterator:
-        """The iterator over batches on the host, from which the caller takes those of these steps."""
+        """The iterator over batches on the host; the caller must take exactly the batches of these steps."""
         batches = self._opened(steps[0], None).batches
         self._at = steps.stop
         return batches
 
     def _opened(self, step: int, placed: PlacedInput | None) -> OpenBatches:
-        """The batches from this step on. After an error or Ctrl-C those of the last call are others."""
+        """The batches from this step on. Opens the data again after an error or Ctrl-C, when positions differ."""
         at, self._at = self._at, None
         if self._open is None or at != step:
             dataset = self._from(step)
@@ -69,11 +69,11 @@ class TrainingBatches:
         return self._open
 
     def restart(self) -> None:
-        """The next step may be any one."""
+        """Allows any step as the next one."""
         self._open = None
 
     def again(self, step: int) -> list[Batch]:
-        """The (micro)batches of a step, read once more; none if the data can be read only once."""
+        """The (micro)batches of a step, read again; empty if the data can be read only once."""
         batch = next(iter(self._from(step)), ())
         return [batch] if isinstance(batch, Batch) else list(batch)
 

@@ -33,25 +33,25 @@ class BundleWriter:
 
     def __init__(self, prefix: pathlib.Path, tree: Mapping):
         """Args:
-        prefix: of the files; shards are written beside them.
-        tree: names by names, as deep as the checkpoint's; what is no mapping is a variable.
+        prefix: prefix of the files; shards are written beside them.
+        tree: nested mappings by name, like the checkpoint's; a value that is not a mapping stands for a variable.
         """
         self._prefix, self._shards = prefix, []
         self._names, self._specs, self._values, self._bytes = [], [], [], 0
         self._add(_GRAPH, "", tf.constant(object_graph(tree).SerializeToString()), 0)
 
     def add(self, piece: Piece, value) -> None:
-        """Takes the value of a piece, and writes those before it if they fill a shard."""
+        """Adds the value of a piece, and writes earlier ones if they fill a shard."""
         if self._bytes + piece.num_bytes > pieces.PIECE_BYTES:
             self._write()
         self._add(tensor_name(piece.path), piece.slice_spec, value, piece.num_bytes)
 
     def add_text(self, name: str, text: str) -> None:
-        """Takes a text, which tf.train.Checkpoint reads as the variable `name` of its root."""
+        """Adds a text, which tf.train.Checkpoint reads as the variable `name` of its root."""
         self._add(tensor_name([name]), "", tf.constant(text), 0)
 
     def close(self) -> None:
-        """Writes what is left, and makes one checkpoint of all shards."""
+        """Writes the remaining pieces, and merges all shards into one checkpoint."""
         self._write()
         with tf.device(_HOST):
             tf.raw_ops.MergeV2Checkpoints(
@@ -77,10 +77,10 @@ class BundleWriter:
 
 
 def read_piece(prefix: str, piece: Piece) -> tf.Tensor:
-    """The values of a piece, in the host's memory; raises tf.errors.OpError or OSError if they can't be read.
+    """The values of a piece, in the host's memory. Raises tf.errors.OpError or OSError if they can't be read.
 
-    TensorFlow reads each stored slice that the piece lies in as a whole. Floating numbers that a run of another
-    precision stored are cast.
+    TensorFlow reads each stored slice that overlaps the piece as a whole. Floating-point values stored by a run of
+    another precision are cast.
     """
     name = tensor_name(piece.path)
     stored = _stored_dtypes(prefix, os.stat(f"{prefix}.index").st_mtime_ns).get(name, piece.dtype)
@@ -97,17 +97,17 @@ def read_piece(prefix: str, piece: Piece) -> tf.Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _stored_dtypes(prefix: str, written: int) -> Mapping[str, tf.DType]:
-    """The dtypes of a bundle that was written at that time, by name."""
+    """The dtypes of a bundle's tensors, by name; `written`, its time of writing, is a key of the cache."""
     return tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
 
 
 def read_text(prefix: str, name: str) -> str:
-    """A text that `BundleWriter.add_text` took."""
+    """A text that `BundleWriter.add_text` added."""
     return tf.train.load_checkpoint(prefix).get_tensor(tensor_name([name])).decode()
 
 
 def object_graph(tree: Mapping) -> TrackableObjectGraph:
-    """How tf.train.Checkpoint finds the tensors: a node for each mapping and each variable, the root first."""
+    """The graph by which tf.train.Checkpoint finds tensors: a node per mapping and variable, root first."""
     graph = TrackableObjectGraph()
     _add_node(graph, tree, ())
     return graph

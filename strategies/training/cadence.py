@@ -2,7 +2,7 @@
 
 import dataclasses
 
-# A call of run_steps takes about this long, so that the display is updated and a signal is handled soon.
+# Target duration of a call of run_steps, so that the display is updated and a signal is handled soon.
 CALL_SECONDS = 0.5
 MOST_STEPS_A_CALL = 1000
 
@@ -15,7 +15,7 @@ class Cadence:
 
     Attributes:
       last_step: number of steps after which training ends.
-      periods: calls end at every multiple of each of these.
+      periods: calls end at every multiple of each of these numbers of steps.
       boundaries: calls end at each of these steps.
     """
 

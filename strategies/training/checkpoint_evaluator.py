@@ -25,27 +25,27 @@ def follow(
     last_step: int | None = None,
     poll_seconds: float = 0.5,
 ) -> bool:
-    """Evaluates the newest checkpoint again and again until the run is over; False if it was stopped before.
+    """Repeatedly evaluates the newest checkpoint until the run is over; returns False if stopped before.
 
     Of the checkpoints that are saved during an evaluation, only the newest is evaluated. The run is over when its
-    summary was written since the start of this call and its last checkpoint is evaluated, and also when the
-    checkpoint of the last step is: a run that is complete at its start leaves its summary as it is.
+    summary was written since the start of this call and its last checkpoint is evaluated. It is also over when the
+    checkpoint of the last step is evaluated: a run that is complete at its start leaves its summary unchanged.
 
     Args:
       strategy: evaluates the checkpoints' values; it does not train.
       directory: folder of the run.
       callbacks: called with each evaluation.
       stop_requested: called between evaluations and between their batches; True stops.
-      last_step: last step of the run; None if the folder's checkpoints and evaluations at the start are of an
-        earlier run, which this one does not resume.
-      poll_seconds: seconds between two looks for a new checkpoint.
+      last_step: last step of the run; None if the checkpoints and evaluations that the folder has at the start are
+        of an earlier run, which this one does not resume.
+      poll_seconds: seconds between checks for a new checkpoint.
 
     Raises:
-      UserError: the checkpoints are of another model, nothing can be written to the run's folder, another
-        evaluator writes there, or its summary.json was changed to what no run writes.
+      UserError: the checkpoints are of another model, the run's folder can't be written to, another evaluator
+        writes there, or the contents of its summary.json were not written by a run.
     """
     checkpoints = Checkpoints(directory / "checkpoints", strategy)
-    # Compared with itself: the clock of this machine may differ from that of the machine with the files.
+    # Times of the file are compared with each other: this machine's clock may differ from the file server's.
     summary = directory / "summary.json"
     before = _written_at(summary)
     own = directory / "evaluator"
@@ -69,7 +69,7 @@ def follow(
                 step, evaluated = _restored(checkpoints, *newest), newest
                 if step is not None and step not in known:
                     metrics = strategy.evaluate(stop_requested=stop_requested)
-                    known.add(step)  # it may be newer than `newest`, and would be evaluated again
+                    known.add(step)  # the restored one may be newer than `newest`, and would be evaluated again
                     for callback in callbacks if metrics is not None else ():
                         callback.evaluation(step, metrics)
             elif over:
@@ -80,7 +80,7 @@ def follow(
 
 
 def _restored(checkpoints: Checkpoints, prefix: str, written_at: int | None) -> int | None:
-    """Restores the newest checkpoint and returns its step; None if the run deleted it: it has a newer one."""
+    """Restores the newest checkpoint; returns its step, or None if the run deleted it for a newer one."""
     try:
         return checkpoints.restore_latest()
     except UserError:
@@ -90,14 +90,14 @@ def _restored(checkpoints: Checkpoints, prefix: str, written_at: int | None) -> 
 
 
 def _saved(checkpoints: Checkpoints) -> list[tuple[str, int | None]]:
-    """The checkpoints in the folder, newest first: each one's prefix, and when it was written."""
+    """The checkpoints in the folder, newest first: (prefix, time of writing)."""
     return [(prefix, _written_at(pathlib.Path(prefix + ".index"))) for prefix in checkpoints.files.saved()]
 
 
 def _is_over(summary: pathlib.Path, before: int | None) -> bool:
     if _written_at(summary) in (None, before):
         return False
-    read_outcome(summary)  # whatever it is, the run has ended
+    read_outcome(summary)  # any outcome means that the run has ended
     return True
 
 

@@ -1,8 +1,8 @@
-"""The files of a run's checkpoints, in one directory: which are complete, remains, and what is removed.
+"""The files of a run's checkpoints in one directory: which are complete, which are remains, which are removed.
 
 A checkpoint with an index is complete: all files are written to a temporary folder, flushed to the disk and then
-moved, the index last. (TensorFlow itself writes the index in place, and a process that is killed meanwhile would
-leave half of it.)
+moved, the index last. (TensorFlow itself writes the index in place, so a process that is killed meanwhile would
+leave half an index.)
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class CheckpointFiles:
         return self.directory / f"{_PREFIX}-{step}"
 
     def set_aside(self) -> pathlib.Path | None:
-        """Moves an earlier run's checkpoints and their remains to a new folder `*.before-N`, which is returned.
+        """Moves an earlier run's checkpoints and remains to a new folder `*.before-N`; returns the folder.
 
         None if there are none.
         """
@@ -62,7 +62,7 @@ class CheckpointFiles:
         """Steps of checkpoints whose index is gone, newest first.
 
         They have data, or the file for tf.train.latest_checkpoint names them. A save that was killed while it
-        moved its files leaves its temporary folder too: that was no checkpoint yet.
+        moved its files also leaves its temporary folder: such files are not a checkpoint yet.
         """
         steps = {step_of(path) for path in self.directory.glob(f"{_PREFIX}-*.data-*")}
         state = self.directory / _STATE
@@ -72,19 +72,19 @@ class CheckpointFiles:
         return sorted((step for step in steps if not self._is_saved_or_unfinished(step)), reverse=True)
 
     def _is_saved_or_unfinished(self, step: int) -> bool:
-        # In this order: a save moves the index before it removes its folder.
+        # Checked in this order, because a save moves the index before it removes its folder.
         return step < 0 or _unfinished(self.prefix(step)).exists() or _index(self.prefix(step)).exists()
 
     @contextlib.contextmanager
     def writing(self, prefix: pathlib.Path) -> Iterator[pathlib.Path]:
-        """Context manager: gives a prefix beside `prefix`; what is written at it is then flushed and moved.
+        """Context manager: yields a temporary prefix, whose files are then flushed and moved to `prefix`.
 
-        After an error what was written stays until `remove_unfinished`.
+        After an error the temporary files stay until `remove_unfinished`.
         """
         aside = _unfinished(prefix)
         aside.mkdir(parents=True, exist_ok=True)
         yield aside / prefix.name
-        # No file of an unreadable checkpoint of the same step may be taken for a part of this one.
+        # So that no file of an unreadable checkpoint of the same step is taken for a part of this one.
         _index(prefix).unlink(missing_ok=True)
         for written in _files(aside / prefix.name):
             flush(written)
@@ -112,7 +112,7 @@ class CheckpointFiles:
     def remove_unfinished(self) -> None:
         """Removes the files of a save that was killed or found the disk full.
 
-        Data without an index is of such a save only if the save's temporary folder is there too.
+        Data without an index belongs to such a save only if the save's temporary folder exists too.
         """
         found = [*self.directory.glob(_STATE + UNFINISHED)]
         for aside in self.directory.glob(f"{_PREFIX}-*{UNFINISHED}"):
@@ -151,14 +151,14 @@ def _text_of(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def reading(path: pathlib.Path, shown: str) -> Iterator[None]:
-    """Context manager in which TensorFlow, or this process, looks for a checkpoint at a path.
+    """Context manager for code in which TensorFlow, or this process, looks for a checkpoint at a path.
 
     Args:
-      path: of a checkpoint or of a directory of checkpoints.
-      shown: names it in the message.
+      path: path of a checkpoint or of a directory of checkpoints.
+      shown: its name in the message.
 
     Raises:
-      UserError: nobody may look there, or TensorFlow can't, because the name is not UTF-8.
+      UserError: permission is denied, or TensorFlow can't look there because the name is not UTF-8.
     """
     try:
         str(path.absolute()).encode()
@@ -175,10 +175,10 @@ def reading(path: pathlib.Path, shown: str) -> Iterator[None]:
 
 
 def check_writable(directory: pathlib.Path) -> None:
-    """Makes a directory and checks that a file can be written in it.
+    """Creates a directory and checks that a file can be written in it.
 
     Raises:
-      UserError: the directory can't be made or written to.
+      UserError: the directory can't be created or written to.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

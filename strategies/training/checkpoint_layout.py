@@ -1,4 +1,4 @@
-"""The layout of a checkpoint: its variables' shapes by kind and name, by which another model's is found."""
+"""The layout of a checkpoint: its variables' shapes by kind and name, which detect another model's checkpoint."""
 
 from collections.abc import Mapping
 

@@ -17,7 +17,7 @@ from strategies.training.checkpoint_layout import check_layout, layout_of
 from towers.errors import UserError
 
 _LAYOUT = "layout"
-# Keys beside the layout's kinds.
+# Keys in a checkpoint besides the layout's kinds.
 _SETTINGS, _POSITIONS = "settings", "batch_positions"
 # Errors raised when a truncated, corrupted or partly deleted checkpoint is read.
 _UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, LookupError, OSError)
@@ -41,7 +41,7 @@ class Checkpoints:
         keep: int = 3,
         settings: Mapping[str, object] | None = None,
     ):
-        """Writes nothing: `prepare` and `save` do.
+        """Writes no files; `prepare` and `save` do.
 
         Args:
           directory: folder of the checkpoints.
@@ -71,10 +71,10 @@ class Checkpoints:
         )
 
     def prepare(self) -> None:
-        """Makes the directory, and checks before training that a checkpoint can be saved in it.
+        """Creates the directory, and checks before training that a checkpoint can be saved in it.
 
         Raises:
-          UserError: it can't be made or written to, or the disk has no room for one more checkpoint.
+          UserError: the directory can't be created or written to, or the disk has no room for one more checkpoint.
         """
         check_writable(self.directory)
         needed, free = 2 * self.size_bytes(), shutil.disk_usage(self.directory).free
@@ -91,7 +91,7 @@ class Checkpoints:
         Older checkpoints are deleted only after this one is complete.
 
         Raises:
-          UserError: the checkpoint can't be written; its parts are removed, earlier checkpoints remain.
+          UserError: the checkpoint can't be written; its files are removed, earlier checkpoints remain.
         """
         self._strategy.begin_saving()
         prefix = self.files.prefix(self._strategy.step)

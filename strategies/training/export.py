@@ -4,7 +4,7 @@
         run.lock                 locked until that export ends or its process dies
         model.keras              moved beside the folder when it is complete
 
-Keras makes a temporary file of its own beside the one that it writes if memory is short: it is in the folder too.
+If memory is short, Keras creates a temporary file beside the file that it writes: so it is in the folder too.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def save_model(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _folder_beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Context manager: a temporary folder of this export alone, locked and at last removed."""
+    """Context manager: a temporary folder for this export only, locked, and removed at the end."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{path.name}.", suffix=UNFINISHED, dir=path.parent))
     lock = RunLock(folder)
     try:
@@ -59,7 +59,7 @@ def _folder_beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _remove_unfinished(path: pathlib.Path) -> None:
-    """Removes the temporary folders of exports to `path` that were killed, not those of exports that go on."""
+    """Removes the temporary folders of exports to `path` that were killed, not those of running exports."""
     own = re.compile(rf"{re.escape(path.name)}\.[a-z0-9_]{{8}}{re.escape(UNFINISHED)}")
     for folder in path.parent.iterdir():
         if own.fullmatch(folder.name) and (folder / LOCK_FILE).exists():

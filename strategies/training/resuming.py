@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and what its user reads about that."""
+"""Which checkpoint a run resumes from, and the messages to the user about it."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,10 +21,10 @@ class Resuming:
         settings: Mapping[str, Plain],
     ):
         """Args:
-        strategy: what is restored.
-        options: of the run; its `resume` selects the checkpoint.
-        checkpoints: those of the run's directory; None in a process without files.
-        settings: the run's, which are compared with those in the checkpoint.
+        strategy: the strategy that is restored.
+        options: options of the run; `resume` selects the checkpoint.
+        checkpoints: checkpoints of the run's directory; None in a process without files.
+        settings: the run's settings, which are compared with those in the checkpoint.
         """
         self._strategy, self._options, self._checkpoints = strategy, options, checkpoints
         self._settings = settings
@@ -43,7 +43,7 @@ class Resuming:
         return self._strategy.share_restored(step, read)
 
     def _restore_here(self) -> tuple[int | None, Callable[[Piece], object] | None]:
-        """The step of the checkpoint that was restored, and what reads its pieces; None for none."""
+        """The step of the restored checkpoint, and the function that reads its pieces; None for none."""
         resume = self._options.resume
         if resume == "never":
             return None, None
@@ -58,7 +58,7 @@ class Resuming:
         return step, found.read
 
     def changes(self) -> list[str]:
-        """The settings that differ from those in the checkpoint, as 'batch_size was 32, is 64'."""
+        """The settings that differ from those in the checkpoint, such as 'batch_size was 32, is 64'."""
         return changes(self._saved_settings, self._settings)
 
     def notice(self, step: int, last_step: int) -> str:

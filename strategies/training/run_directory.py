@@ -1,4 +1,4 @@
-"""The directory of a run: which process may write there, and the files that lie in it."""
+"""The directory of a run: which process may write there, and the files in it."""
 
 import logging
 import pathlib
@@ -22,10 +22,10 @@ class RunDirectory:
     """
 
     def __init__(self, path: pathlib.Path, checkpoints: Checkpoints):
-        """Writes nothing: `make` does.
+        """Writes no files; `make` does.
 
         Args:
-          path: where it is.
+          path: path of the directory.
           checkpoints: its checkpoints.
         """
         self._path, self.model = path, path / "model.keras"
@@ -48,7 +48,7 @@ class RunDirectory:
         self._lock.release()
 
     def make(self, *, starts_anew: bool) -> pathlib.Path | None:
-        """Makes and locks the directory, and checks that a checkpoint can be saved in it.
+        """Creates and locks the directory, and checks that a checkpoint can be saved in it.
 
         Args:
           starts_anew: whether an earlier run's checkpoints are moved to another folder.
@@ -57,8 +57,8 @@ class RunDirectory:
           The folder that they were moved to; None if there were none, or if they remain.
 
         Raises:
-          UserError: it can't be made or written to, another process writes there, its disk has too little room, or
-            it holds a model that no run exported.
+          UserError: the directory can't be created or written to, another process writes there, its disk has too
+            little room, or it contains a model that no run exported.
         """
         check_writable(self._path)
         self._check_model()
@@ -81,7 +81,7 @@ class RunDirectory:
         return evaluated_steps(self._metrics)
 
     def is_complete(self) -> bool:
-        """Whether summary.json is there and says that the run was completed."""
+        """Whether summary.json exists and says that the run was completed."""
         try:
             return read_outcome(self._summary) == "completed"
         except FileNotFoundError:
@@ -94,7 +94,8 @@ class RunDirectory:
         """Writes summary.json.
 
         Raises:
-          UserError: it can't be written. After an error this is logged only: the user must see what ended the run.
+          UserError: it can't be written. If an error ended the run, this is only logged, so that the user sees the
+            first error.
         """
         try:
             write_summary(summary, self._summary)

@@ -1,9 +1,9 @@
-"""A lock on a directory: two runs, or two evaluators of a run, that write the same files would spoil them.
+"""A lock on a directory: two runs, or two evaluators of a run, would corrupt files that both write.
 
     run.lock: 'process 1234 on host', locked with flock until that process ends the run or dies
 
-The operating system releases the lock when its process ends, however it ends, so the file may stay: a restart is
-never kept waiting by what is in it.
+The operating system releases the lock when its process ends, however it ends. So the file may stay: its contents
+never delay a restart.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ class RunLock:
         fix: str = "wait for its end, stop it, or choose another directory",
     ):
         """Args:
-        directory: where the file of the lock is.
-        shown: names the directory in the message that another process has the lock; None: as an argument.
-        writer: what takes the lock, in that message.
-        fix: what to do then, in that message.
+        directory: directory of the lock file.
+        shown: the directory's name in the error if another process has the lock; None: as an argument.
+        writer: what takes the lock, for that error.
+        fix: what the user can do, for that error.
         """
         self._path, self._writer, self._fix = directory / LOCK_FILE, writer, fix
         self._shown = shown or f"directory={directory}"
         self._file: TextIO | None = None
 
     def acquire(self, *, create: bool) -> None:
-        """Takes the lock unless it is held already, and writes which process has it.
+        """Takes the lock unless this process already holds it, and writes the process's name to the file.
 
         Args:
-          create: whether to make the file. If not, a directory without it is not locked.
+          create: whether to create the lock file. If not, a directory without the file is not locked.
 
         Raises:
           UserError: another process has it.
@@ -57,7 +57,7 @@ class RunLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise self._in_use(file) from None
-            # With a full disk it is locked without a name.
+            # With a full disk the file is locked, but has no name.
             with contextlib.suppress(OSError):
                 file.truncate()
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -75,7 +75,7 @@ class RunLock:
         )
 
     def release(self) -> None:
-        """Gives the lock back, if it is held."""
+        """Releases the lock, if it is held."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):

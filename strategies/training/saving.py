@@ -1,4 +1,4 @@
-"""How all processes of a run save together: one has files, the others send it what it does not have."""
+"""How all processes of a run save together: one writes files, the others send it the values that it lacks."""
 
 import time
 
@@ -11,14 +11,14 @@ class Saving:
     """The saves of one process.
 
     Attributes:
-      saved_at: the step of the newest checkpoint, or at which the run began.
+      saved_at: the step of the newest checkpoint, or the step at which the run began.
     """
 
     def __init__(self, strategy: Strategy, checkpoints: Checkpoints | None, every_seconds: float | None):
         """Args:
-        strategy: what is saved, at the step at which the run begins.
-        checkpoints: where; None in a process without files.
-        every_seconds: seconds from one save to the next; None for no such period.
+        strategy: the strategy to save, at the step at which the run begins.
+        checkpoints: the checkpoints to write; None in a process without files.
+        every_seconds: seconds between saves; None for no such period.
         """
         self._strategy, self._checkpoints, self._every_seconds = strategy, checkpoints, every_seconds
         self._note()
@@ -28,12 +28,12 @@ class Saving:
 
     @property
     def is_late(self) -> bool:
-        """Whether this process has files, and its last save is longer ago than the period."""
+        """Whether this process writes files, and its last save is longer ago than the period."""
         late = self._every_seconds is not None and time.monotonic() - self._saved_time >= self._every_seconds
         return late and self._checkpoints is not None
 
     def save(self) -> None:
-        """Saves, unless it is saved already. All processes of the run call it; the others may have parts of it."""
+        """Saves, unless this step is already saved. All processes must call it: others may hold some values."""
         here = self._checkpoints is not None
         is_new = here and (self.saved_at != self._strategy.step or not self._checkpoints.files.saved())
         if self._strategy.agree_to_save(is_new):
@@ -45,7 +45,7 @@ class Saving:
             self._note()
 
     def _send_to_writer(self) -> None:
-        """What saving is in a process without files: it sends the writer what the writer does not have."""
+        """Saving in a process without files: sends the writer the values that it lacks."""
         self._strategy.begin_saving()
         for _ in self._strategy.values(pieces_of(self._strategy.checkpointables())):
             pass

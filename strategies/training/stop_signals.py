@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP (the terminal was closed) as a request to stop: a Trainer saves first."""
+"""SIGTERM, SIGINT and SIGHUP (the terminal was closed) as requests to stop, so that a Trainer can save first."""
 
 import contextlib
 import os
@@ -29,8 +29,8 @@ class ReceivedSignals:
             for number in _STOPPING:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                     previous = signal.signal(number, self._handle)
-                    # None: a handler from before Python's start, as of a program in C++ that embeds it. Python
-                    # can't set that again.
+                    # None: a handler from before Python's start, for example of a C++ program that embeds Python,
+                    # which Python can't restore.
                     self._previous_handlers[number] = signal.SIG_DFL if previous is None else previous
         return self
 
@@ -50,8 +50,8 @@ class ReceivedSignals:
 class StopSignals(ReceivedSignals):
     """Context manager: while active, the first signal makes `requested` return True, and nothing else.
 
-    A second SIGINT raises KeyboardInterrupt at once. A signal counts too that the handler before this one has
-    noted as `received`, and that ended nothing because a library caught what it raised.
+    A second SIGINT raises KeyboardInterrupt at once. It also counts a signal that the previous handler recorded as
+    `received` but that ended nothing, because a library caught the exception.
     """
 
     def __init__(self):
@@ -71,20 +71,20 @@ class StopSignals(ReceivedSignals):
 
     @property
     def name(self) -> str:
-        """The first signal, as 'SIGTERM'; if this process received none, that another process did."""
+        """The first signal, such as 'SIGTERM'; if this process received none, a text that another process did."""
         return signal.Signals(self._first).name if self._first is not None else "a signal to another process"
 
     def ignore_sigterm_afterwards(self) -> None:
-        """Ignores SIGTERM and SIGHUP after this context too: all is saved, and the exit code must not change."""
+        """Ignores SIGTERM and SIGHUP even after this context: all is saved, and the exit code must not change."""
         for number in self._previous_handlers.keys() - {signal.SIGINT}:
             self._previous_handlers[number] = signal.SIG_IGN
 
     def take_effect(self) -> None:
-        """Sends this process the received signal again. Call it after the context, when everything is saved."""
+        """Sends the received signal to this process again. Call it after the context, when everything is saved."""
         if self._first is not None:
             signal.raise_signal(self._first)
             if signal.getsignal(self._first) is signal.SIG_DFL:
-                # A container's first process survives it, and would go on as if the run were complete.
+                # A container's first process survives the signal, and would continue as if the run were complete.
                 sys.exit(SHELL_SIGNAL_BASE + self._first)
 
     def _receive(self, number, frame) -> None:
@@ -95,7 +95,7 @@ class StopSignals(ReceivedSignals):
 
 
 def _leave_terminal() -> None:
-    """Output to a terminal that was closed is an error from now on: it goes nowhere instead."""
+    """Discards output to a terminal that was closed, which would raise errors from now on."""
     for stream in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode):

@@ -1,7 +1,7 @@
-"""The Trainer: a run of any strategy, from what is checked before anything is written to the run's summary.
+"""The Trainer: a run of any strategy, from the checks before anything is written to the run's summary.
 
-`resuming.py` restores, `run_directory.py` makes the directory and writes into it, `training_loop.py` trains, saves
-and evaluates; what is reported goes to the callbacks.
+`resuming.py` restores, `run_directory.py` creates the directory and writes into it, `training_loop.py` trains,
+saves and evaluates; callbacks get the reports.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ class FitResult:
       completed: False if training was stopped before the last step.
       step: number of steps done, including those of earlier runs.
       loss: loss of the last report; None if no step was left to do.
-      evaluation: metrics of the last evaluation; None if there was none: training was stopped before, or the task
-        has no evaluation data.
-      evaluated_step: the step that it evaluated; None if there was none.
+      evaluation: metrics of the last evaluation; None if there was none because training was stopped before, or
+        the task has no evaluation data.
+      evaluated_step: the step of the last evaluation; None if there was none.
       summary: as in summary.json.
-      tables: lines for a person, the totals of what only this mode reports.
+      tables: lines for a person with the totals of figures that only this mode reports.
       files: paths of the saved files, by kind: 'checkpoint', 'model', 'metrics', 'summary', 'tensorboard'.
     """
 
@@ -85,7 +85,7 @@ class Trainer:
         settings: written into summary.json as 'flags'.
 
         Raises:
-          UserError: epochs are given, and the number of training examples is unknown; or an argument is of another
+          UserError: epochs are given but the number of training examples is unknown, or an argument has another
             type.
         """
         check_strategy(strategy)
@@ -100,7 +100,7 @@ class Trainer:
         keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
         self.directory = pathlib.Path(options.directory).absolute() if keeps else None
         steps = _STEPS_OF_A_DRY_RUN if options.dry_run else options.num_steps(strategy.steps_per_epoch)
-        self._last_step = steps  # a dry run's, until `prepare` knows where it begins
+        self._last_step = steps  # for a dry run preliminary, until `prepare` knows where the run begins
         own: list[Callback] = [self._figures]
         self._checkpoints: Checkpoints | None = None
         self._files: RunDirectory | None = None
@@ -125,8 +125,8 @@ class Trainer:
     def fit(self) -> FitResult:
         """Trains to the last step, writes the checkpoint and the model, evaluates, and writes the summary.
 
-        If an evaluation fails, all that was trained is saved. SIGTERM, SIGINT and SIGHUP save before they take
-        effect.
+        If an evaluation fails, the trained model is already saved. At SIGTERM, SIGINT and SIGHUP it saves before
+        they take effect.
 
         Raises:
           NonFiniteStep: a step was not finite under on_nan='stop'; the last checkpoint is of an earlier step.
@@ -199,7 +199,7 @@ class Trainer:
         summary = summarize(
             self._figures, self.strategy, outcome=outcome, settings=self._settings, seconds=seconds
         )
-        # A finished run that is started again trains nothing, and its summary.json must remain.
+        # A finished run that is started again does not train, and its summary.json must remain.
         has_trained = self.strategy.step < self._last_step or self._figures.first_seconds is not None
         if self._files is not None and (has_trained or not self._files.is_complete()):
             self._files.write_summary(summary)
@@ -221,7 +221,7 @@ class Trainer:
         """A new float32 Keras model with the current weights.
 
         Raises:
-          RuntimeError: workers of a ring have parts of them (zero=3); the run's own export has all.
+          RuntimeError: workers of a ring hold parts of the weights (zero=3); the run's own export has all weights.
         """
         return self.strategy.portable_model()
 
@@ -234,17 +234,16 @@ class Trainer:
         return self._resuming.restore()
 
     def prepare(self) -> int | None:
-        """Restores the checkpoint to resume from, checks the options, and makes the directory.
+        """Restores the checkpoint to resume from, checks the options, and creates the directory.
 
-        `fit` calls this if it was not called before. All that can be checked is checked before anything is
-        written.
+        `fit` calls this if it was not called before. All checks that are possible come before anything is written.
 
         Returns:
           The checkpoint's step; None if the run starts at step 0.
         """
         if self._files is not None:
-            # Before the checkpoints are read: another run may remove them. A new directory is locked when it is
-            # made, after all is checked.
+            # Locked before the checkpoints are read, because another run may remove them. A new directory is
+            # locked when it is created, after all checks.
             self._files.lock(create=self._prepared)
         if not self._prepared:
             self._resumed_from = self.restore()
@@ -272,7 +271,7 @@ class Trainer:
                 callback.message(notice)
 
     def _resumption(self) -> str:
-        """Where this run resumes, or that nothing is left to do. What must be read is also logged if need be."""
+        """Where this run resumes, or that nothing is left to do; logs it if important and no callback shows it."""
         step, last = self._resumed_from, self._last_step
         notice = self._resuming.notice(step, last)
         must_be_read = step >= last or self._resuming.changes()
@@ -281,5 +280,5 @@ class Trainer:
         return notice
 
     def _shows_messages(self) -> bool:
-        """Whether a callback shows messages; a program of a user's own may have none."""
+        """Whether a callback shows messages; a custom program may have none."""
         return any(type(callback).message is not Callback.message for callback in self._callbacks)

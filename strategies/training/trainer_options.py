@@ -24,8 +24,11 @@ class TrainerOptions:
       keep_checkpoints: number of newest checkpoints that are not deleted.
       evaluate_every_epochs, evaluate_every_steps: periods of evaluations; None: no such period. The end of a run
         is always evaluated.
-      report_every_steps: steps between two reports; None: as many as take about half a second.
-      dry_run: whether to run only two steps, from where `resume` begins, and one evaluation, and save nothing.
+      report_every_steps: number of steps between reports; None: as many as take about half a second.
+      dry_run: whether to run only two steps from where `resume` begins, and one evaluation, and to save nothing.
+
+    Raises:
+      UserError: not exactly one of steps and epochs is given, or an option is out of range or of another type.
     """
 
     steps: int | None = None
@@ -90,7 +93,7 @@ class TrainerOptions:
         return max(1, round(self.epochs * steps_per_epoch))
 
     def evaluation_periods(self, steps_per_epoch: int | None) -> tuple[int, ...]:
-        """The periods of evaluations as numbers of steps; a dry run has none of epochs."""
+        """The periods of evaluations as numbers of steps; a dry run ignores those in epochs."""
         periods = [] if self.evaluate_every_steps is None else [self.evaluate_every_steps]
         if self.evaluate_every_epochs is not None and steps_per_epoch is not None and not self.dry_run:
             periods.append(max(1, round(self.evaluate_every_epochs * steps_per_epoch)))

@@ -1,4 +1,4 @@
-"""A run from its first step to its last: what is done between two calls of a strategy, in which order."""
+"""A run from its first step to its last: what happens between two calls of a strategy, and in which order."""
 
 import contextlib
 import pathlib
@@ -15,7 +15,7 @@ from strategies.training.trainer_options import TrainerOptions
 
 
 class TrainingLoop:
-    """The loop of one process. All processes of the run are in it together: they agree on each move."""
+    """The loop of one process. All processes of the run execute it together and agree on each move."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class TrainingLoop:
         stop_requested: Callable[[], bool],
     ):
         """Args:
-        strategy: what trains, at the step at which the run begins.
+        strategy: the strategy that trains, at the step at which the run begins.
         options: how often the run evaluates, saves and reports.
         last_step: number of steps after which training ends.
         saving: the saves of this process.
         callbacks: called for each report and evaluation.
-        figures: one of the callbacks, which tells how long steps take.
+        figures: one of the callbacks, which gives the time of steps.
         model_path: the file that the trained model is exported to; None in a process without files.
         evaluated_steps: reads the steps whose evaluation is in the run's files; None in a process without files.
         stop_requested: as for `Trainer`.
@@ -45,7 +45,7 @@ class TrainingLoop:
         self._saving, self._callbacks, self._figures = saving, callbacks, figures
         self._model_path, self._stop_requested = model_path, stop_requested
         self._evaluation_periods = options.evaluation_periods(strategy.steps_per_epoch)
-        # A signal ends an evaluation, and a run may be killed during one; its checkpoint is of the same step.
+        # A signal may stop an evaluation, and a run may be killed during one; its checkpoint is of the same step.
         step = strategy.step
         is_due = step > 0 and due(step - 1, step, *self._evaluation_periods)
         self._lacks_evaluation = is_due and evaluated_steps is not None and step not in evaluated_steps()
@@ -60,7 +60,7 @@ class TrainingLoop:
         """
         if not self._train():
             return False
-        # What was trained is saved before anything else can fail.
+        # The trained values are saved before anything else can fail.
         self._save()
         if self._agreed_move(0).stop:
             return False
@@ -100,9 +100,9 @@ class TrainingLoop:
         return True
 
     def _report_steps_since(self, step: int) -> None:
-        """Reports the steps that workers of parameter servers made until the run was saved, to be stopped."""
+        """Reports steps that workers of parameter servers computed until a run that stops was saved."""
         if self._strategy.step > step:
-            self._agreed_move(0)  # no worker goes on from here
+            self._agreed_move(0)  # no worker continues from here
             self._run_to(self._strategy.step)
 
     def _cadence(self) -> Cadence:
@@ -116,7 +116,7 @@ class TrainingLoop:
         return Cadence(last_step=self._last_step, periods=known, boundaries=boundaries)
 
     def _agreed_move(self, num_steps: int, cadence: Cadence | None = None) -> Move:
-        """What all processes do next; this process wants to run `num_steps` more steps."""
+        """The next move of all processes; this process wants to run `num_steps` more steps."""
         step = self._strategy.step
         return self._strategy.agree(
             Move(
@@ -133,20 +133,20 @@ class TrainingLoop:
         )
 
     def _run_to(self, target: int) -> None:
-        # Asynchronous workers may have gone on while the run was saved, even to the target.
+        # Asynchronous workers may have continued while the run was saved, even to the target.
         count = max(0, target - self._strategy.step)
         for callback in self._callbacks if count else ():
             callback.before_steps(self._strategy.step)
         try:
             report = self._strategy.start_steps(count)
         except Exception:
-            self._settle()  # the steps before it count, and so does their error
+            self._settle()  # earlier steps count, and so does their error
             raise
         if report is not None and report.num_steps:
             self._tell(report)
 
     def _settle(self) -> None:
-        """Reports all steps that were started. What needs their values or their number calls it first."""
+        """Reports all started steps. Call it before anything that needs their values or their number."""
         while (report := self._strategy.settle()) is not None:
             self._tell(report)
 
@@ -161,7 +161,7 @@ class TrainingLoop:
         return 1 if seconds is None else steps_of_a_call(seconds)
 
     def _evaluate(self) -> bool:
-        """Evaluates and reports it, if there are evaluation data; False if a signal stopped it."""
+        """Evaluates and reports the result, if there are evaluation data; returns False if a signal stopped it."""
         self._settle()
         if not self._strategy.evaluates:
             return True
@@ -170,7 +170,7 @@ class TrainingLoop:
         except PeerLost:
             raise  # saving may need the lost process
         except Exception:
-            # Another process may have failed otherwise: the first error counts.
+            # Another process may have failed with another error: the first error counts.
             with contextlib.suppress(PeerLost):
                 self._save()
             raise
@@ -181,6 +181,6 @@ class TrainingLoop:
         return True
 
     def _save(self) -> None:
-        """Saves, unless it is saved already; `Saving.save`, when all steps that were started are reported."""
+        """Reports all started steps, then saves by `Saving.save`, unless this step is already saved."""
         self._settle()
         self._saving.save()

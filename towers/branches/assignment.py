@@ -1,10 +1,11 @@
-"""Which device computes each branch of a block, so that the busiest one is done soonest.
+"""Assigns a device to each branch of a block, so that the busiest device finishes as early as possible.
 
-The longest branch goes first, each to the device with the least work (Graham 1969: at most 4/3 - 1/(3n) times the
-best). What does not move is work of device 0. Blocks follow each other, so each is balanced by itself.
+Branches are assigned in order of falling cost, each to the device with the least work (Graham 1969: at most 4/3 -
+1/(3n) times the optimum). Branches that must not move are work of device 0. Blocks run one after another, so each
+is balanced separately.
 
-Work is counted in parameters unless asked otherwise: a measurement may divide otherwise after a resume, and sums
-in another order would end a run with other bits.
+By default the cost is the number of parameters: measured costs may give another assignment after a resume, and
+sums in another order would end a run with other bits.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from towers.branches.blocks import Block, Branch
 
-# The cost of a branch that is not divided.
+# The cost of a whole branch.
 Cost = Callable[[Branch], float]
 
 
@@ -22,7 +23,7 @@ class AssignedBlock:
 
     Attributes:
       block: the block.
-      costs: of each branch.
+      costs: cost of each branch.
       devices: index of the device of each branch.
     """
 
@@ -39,11 +40,11 @@ class AssignedBlock:
 def assigned(blocks: Sequence[Block], cost_of: Cost, num_devices: int) -> list[AssignedBlock]:
     """The blocks with their devices, in order.
 
-    Where a branch has blocks inside, either the block's own branches are divided over the devices or those of the
-    blocks inside it: whichever is done sooner.
+    If a branch has blocks inside, either the outer block's branches or those of the inner blocks are divided over
+    the devices, whichever finishes earlier.
 
     Args:
-      blocks: from `towers.branches.blocks.blocks_of`.
+      blocks: blocks from `towers.branches.blocks.blocks_of`.
       cost_of: the cost of a branch.
       num_devices: number of devices.
     """
@@ -65,11 +66,11 @@ def _chosen(block: Block, cost_of: Cost, num_devices: int) -> tuple[float, list[
 
 
 def _assigned(block: Block, cost_of: Cost, held: list[float]) -> AssignedBlock:
-    """A block with its devices; of two with equal work that with less in `held` is taken. Adds to `held`."""
+    """A block with its devices; of two devices with equal work the one with less in `held`. Adds to `held`."""
     costs = tuple(map(cost_of, block.branches))
     loads = [0.0] * len(held)
     devices = [0] * len(costs)
-    # `sorted` keeps the order of equal costs, and all of what stays goes first.
+    # `sorted` keeps the order of equal costs; branches that must not move come first.
     for index in sorted(range(len(costs)), key=lambda index: (block.branches[index].moves, -costs[index])):
         if block.branches[index].moves:
             devices[index] = min(range(len(held)), key=lambda device: (loads[device], held[device], device))

@@ -5,12 +5,12 @@
        +-----------------------+                  dense -- MLP -----+-------- join of the next block
 
 A block is what lies between a fork (a node or an input) and the first node that is on all paths from it; a skip
-connection is no branch of it. Or it is what leads to one node only, if parts of it don't read each other: inputs
-with layers of their own, heads of a model. (From forks alone the tables of a DLRM would not be found, whose dense
-input reaches a later join too.) Of nested blocks the one done sooner is divided.
+connection is not one of its branches. A block may also be all nodes that lead to one node only, if parts of it
+don't read each other: inputs with layers of their own, heads of a model. (Forks alone would miss the tables of a
+DLRM, whose dense input also reaches a later join.) Of nested blocks the one that finishes earlier is divided.
 
-Branches share no variables: those that do count as one. A branch that shares variables with the rest of the model
-stays on the first device, and so does one without parameters.
+Branches that share variables count as one. A branch that shares variables with the rest of the model stays on the
+first device, and so does a branch without parameters.
 """
 
 import collections
@@ -29,7 +29,7 @@ class Branch:
 
     Attributes:
       nodes: Keras's nodes, in order.
-      moves: whether it may be on any device: it has parameters, and their layers are its alone.
+      moves: whether it may be on any device: it has parameters, and no other branch uses their layers.
       blocks: the blocks inside it.
     """
 
@@ -39,14 +39,14 @@ class Branch:
 
     @property
     def name(self) -> str:
-        """The name of its first operation with parameters, or of its first one."""
+        """The name of its first operation with parameters, or else of its first operation."""
         named = next((node for node in self.nodes if _has_parameters(node)), self.nodes[0])
         return named.operation.name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """Branches that the same node joins; at least two of them move.
+    """Branches that the same node joins; at least two of them may move.
 
     Attributes:
       join: name of the operation that joins them, or 'the outputs'.
@@ -64,7 +64,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """A block as sets of vertices: of each branch, and whether it moves."""
+    """A block as a set of vertices for each branch, and whether that branch moves."""
 
     join: int
     branches: tuple[tuple[int, bool], ...]
@@ -97,7 +97,7 @@ def _regions(order: GraphOrder) -> Iterator[tuple[int, int]]:
     for fork in range(1, order.end):
         if len(order.readers[fork]) > 1:
             yield meetings[fork], order.after[fork] & order.before[meetings[fork]]
-    # Of each vertex the set of those that lead to it only, itself included.
+    # For each vertex the set of vertices that lead only to it, itself included.
     leading = [1 << vertex for vertex in range(order.end + 1)]
     parts = collections.defaultdict(list)
     for vertex in range(order.end):
@@ -109,7 +109,7 @@ def _regions(order: GraphOrder) -> Iterator[tuple[int, int]]:
 
 
 def _users(order: GraphOrder) -> dict[int, int]:
-    """By id of each variable the set of the vertices that have it."""
+    """By id of each variable, the set of the vertices that use it."""
     found: dict[int, int] = collections.defaultdict(int)
     for index, node in enumerate(order.nodes):
         for variable in variables_of(node.operation):
@@ -144,7 +144,7 @@ def _moves(order: GraphOrder, users: dict[int, int], branch: int) -> bool:
 def _nested(order: GraphOrder, found: Sequence[_Found], within: int | None) -> list[Block]:
     """The blocks inside a branch, or of the model; `found` with the largest first.
 
-    Of two blocks that overlap, and are not one inside a branch of the other, the smaller one is left out.
+    Of two blocks that overlap, but are not nested, the smaller one is left out.
     """
     taken, blocks = 0, []
     for one in found:

@@ -10,7 +10,7 @@ from towers.branches.blocks import Branch
 from towers.branches.plan import BranchPlan
 from towers.stages.model_stages import variables_of
 
-# More blocks are not listed at the start of a run.
+# Largest number of blocks that are listed at the start of a run.
 _MOST_BLOCKS = 10
 _COLUMNS = ("joined by", "branch", "operations", "device", "bytes of parameters")
 
@@ -19,8 +19,8 @@ def plan_lines(plan: BranchPlan, devices: Sequence[str]) -> list[str]:
     """What each device computes, by block.
 
     Args:
-      plan: of the model.
-      devices: those of the first tower.
+      plan: plan of the model.
+      devices: devices of the first tower.
     """
     names = _names(devices)
     alone, divided = (sum(sum(one.costs) for one in plan.blocks), sum(one.largest for one in plan.blocks))
@@ -39,8 +39,8 @@ def plan_table(plan: BranchPlan, devices: Sequence[str]) -> str:
     """A line for each branch, with its cost.
 
     Args:
-      plan: of the model.
-      devices: those of the first tower.
+      plan: plan of the model.
+      devices: devices of the first tower.
     """
     names = _names(devices)
     columns = (*_COLUMNS, "milliseconds") if plan.is_measured else _COLUMNS

@@ -14,7 +14,7 @@ from towers.tracing.traced_once import TracedOnce
 
 
 class BranchedOnce:
-    """Makes the graphs of a tower, as `TracedOnce` does. The first argument of its functions are the parameters.
+    """Makes the graphs of a tower, as `TracedOnce` does. The first argument of each function is the parameters.
 
     The pass is traced once, forward, loss and backward, as on one device; then its operations get their devices.
     """
@@ -28,10 +28,11 @@ class BranchedOnce:
         once: Callable = TracedOnce,
     ):
         """Args:
-        plan: of the model.
+        plan: plan of the model.
         devices: the tower's devices by index.
         parameter_devices: for each parameter the index of the device that has it.
-        group_keys: of each device, for exchanges with that device of the other towers; none without exchanges.
+        group_keys: for each device the group key of its exchanges with the same device of the other towers; empty
+          without exchanges.
         once: makes a graph of a function, as `TracedOnce` does.
         """
         self._once = once
@@ -40,13 +41,13 @@ class BranchedOnce:
         self._marks: dict[tf.Graph, Marks] = {}
 
     def __call__(self, function: Callable, *, xla: bool = False, change: Change | None = None) -> Callable:
-        """The function as a graph; `xla` is not for branches, as `check_grouped` says."""
+        """The function as a graph. `xla` must be False: `check_grouped` refuses it for branches."""
         assert not xla
 
         def placed(graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
             self._place(graph, graph_def)
             if change is not None:
-                # What it copies has the device of the first one.
+                # Copies that it makes get the device of the original.
                 change(graph, graph_def)
 
         def marked(*arguments):
@@ -62,15 +63,15 @@ class BranchedOnce:
         return self._once(marked, change=placed)
 
     def _place(self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
-        """Sets the devices of a traced graph's nodes. The optimizer keeps operations of different ones apart."""
+        """Sets the devices of a traced graph's nodes. The optimizer joins no operations of two devices."""
         names = [tensor.op.name for tensor in graph.inputs]
         sources = dict.fromkeys(names) | dict(zip(names, self._parameters, strict=False))
         homes = operation_devices(graph, self._marks.pop(graph).stages(), sources)
         for node in graph_def.node:
-            # What the host computes for GPUs is there already.
+            # Nodes that the host computes for GPUs already have a device.
             if node.name in homes and not node.device:
                 node.device = self._devices[homes[node.name]]
-                # Operations that a gradient should be beside, by name: both have their devices now.
+                # The attribute names operations to be colocated with; all have their devices now.
                 node.attr.pop("_class", None)
                 if node.op == "CollectiveReduce":
                     # A group is one device of each tower.

@@ -1,6 +1,6 @@
 """The graph of a functional model as numbers: what follows what, and where all paths meet again.
 
-Vertices in order: 0 the begin, from which all inputs come; the inputs; the nodes; last the end, which reads the
+Vertices in order: 0, the begin, which all inputs read; the inputs; the nodes; last the end, which reads the
 outputs. Sets of vertices are integers, of which bit i is vertex i.
 """
 
@@ -17,7 +17,7 @@ class GraphOrder:
       num_inputs: number of model inputs.
       end: the last vertex.
       reads, readers: [vertices] the vertices that a vertex reads, and those that read it.
-      after, before: [vertices] sets of all that follow a vertex, and of all that it depends on.
+      after, before: [vertices] for each vertex the set of all that depend on it, and of all that it depends on.
     """
 
     def __init__(self, functional: keras.Model):
@@ -65,7 +65,7 @@ class GraphOrder:
             readers = sorted(self.readers[vertex]) or [self.end]
             meeting = readers[0]
             for other in readers[1:]:
-                # What follows a vertex has a higher number, so the lower one of two goes on.
+                # Vertices that follow have higher numbers, so the lower of the two advances.
                 while meeting != other:
                     meeting, other = max(meeting, other), found[min(meeting, other)]
             found[vertex] = meeting

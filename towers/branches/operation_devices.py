@@ -7,7 +7,7 @@
 
 Between devices a tensor passes an identity on each side, and so does its gradient (`towers.stages.crossings`). So
 the operations of a branch's backward pass read the first device's tensors through identities of their own device
-only: no gradient of a batch norm is computed where its branch is not.
+only: no gradient of a batch norm is computed on another device than its branch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,13 @@ from towers.tracing.reading_order import in_reading_order
 def operation_devices(
     graph: tf.Graph, marked: Sequence[int | None], sources: Mapping[str, int | None]
 ) -> dict[str, int]:
-    """The index of the device of each operation by name. Arguments of the function have none.
+    """The index of the device of each operation, by its name. Arguments of the function have none.
 
     Args:
       graph: the traced function's.
       marked: [operations] as `towers.stages.marks.Marks.stages` returns it.
-      sources: arguments by the name of their placeholder: where each is; None where any device may read it.
+      sources: by the name of an argument's placeholder, the index of the argument's device; None where any device
+        may read it.
     """
     operations = graph.get_operations()
     order = in_reading_order(operations)

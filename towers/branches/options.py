@@ -11,7 +11,11 @@ class BranchOptions:
     """The options of branches.
 
     Attributes:
-      balance: what a branch costs: 'parameters' their number, 'time' its forward and backward pass as measured.
+      balance: the cost of a branch: 'parameters' counts its parameters, 'time' measures its forward and backward
+        pass.
+
+    Raises:
+      UserError: `balance` is unknown.
     """
 
     balance: str = PARAMETERS

@@ -13,13 +13,13 @@ FIRST = 0
 
 
 class PlacedRun:
-    """Takes the place of a functional model's `_run_through_graph`."""
+    """Replaces a functional model's `_run_through_graph`."""
 
     def __init__(self, functional: keras.Model, homes: Mapping[int, int], marks: Marks):
         """Args:
         functional: the model.
-        homes: by id of a node the index of its device; others are on the first.
-        marks: gets a note for each change of the device.
+        homes: by id of a node the index of its device; other nodes are on the first device.
+        marks: records each change of the device.
         """
         self._functional, self._homes, self._marks = functional, homes, marks
 

@@ -1,4 +1,4 @@
-"""The plan of a model: which device of a tower computes each of its branches, and has their variables."""
+"""The plan of a model: which device of a tower computes each branch and holds its variables."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from towers.stages.model_stages import functional_of, nodes_of, variables_of
 from towers.stages.operation_seconds import operation_seconds
 from towers.stages.options import TIME
 
-# Measures whole nanoseconds.
+# Returns measured costs in whole nanoseconds.
 Measure = Callable[[], Sequence[int]]
 
 
@@ -64,10 +64,11 @@ def plan_of(
     Args:
       model: a built template.
       num_devices: devices of a tower.
-      options: what a branch costs.
-      num_examples: examples of a pass, for a measurement on the current device.
+      options: how the cost of a branch is determined.
+      num_examples: number of examples of a pass, for a measurement on the current device.
       kernels: which layers use other kernels than Keras's, for a measurement.
-      decided: given a measurement, returns its result, or that of the process which measures for all.
+      decided: given a function that measures, returns its result, or that of the one process that measures for
+        all.
 
     Raises:
       UserError: the model's code decides what it computes, it has no block, or no block has a branch for each

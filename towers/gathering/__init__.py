@@ -1,4 +1,4 @@
-"""Parameters that a tower gathers from their owners when it needs them, instead of before (stage 3 of ZeRO).
+"""Parameters that a tower gathers from their owners when it needs them, not before its pass (stage 3 of ZeRO).
 
 uses.py            which operations of the tower's graph read a parameter, and when
 units.py           which uses one gather serves

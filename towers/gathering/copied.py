@@ -5,7 +5,7 @@
                        +--> tower 1, CPU:1 --+
 
 So a process gathers each unit once and sends each gradient once, whatever its number of towers. Units and calls
-are those of the first tower: processes with other numbers of towers make the same ones.
+are those of the first tower, so processes with other numbers of towers make the same ones.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from towers.together.copies_in_one import device_in, name_in
 
 
 def units_of_all(units: Sequence[Sequence[Use]], towers: Sequence[Sequence[str]]) -> list[list[Use]]:
-    """The uses that each gather serves, in all towers; those of the first tower begin each unit.
+    """The uses that each gather serves, in all towers; each unit begins with the first tower's.
 
     Args:
-      units: those of the first tower.
+      units: the units of the first tower.
       towers: the devices of each tower, as for `copies_in_one`.
     """
     if len(towers) == 1:

@@ -2,8 +2,8 @@
 
     gather 0   gather 1   gather 2   scatter a   gather 3   scatter b   ...
 
-All processes make the same calls in this order, each after the one before it. Gradients leave inside the graph
-too, because what follows a stateful call waits for all exchanges in it. A call serves all towers of a process
+All processes make the same calls in this order, one after another. Gradients are also sent inside the graph,
+because operations after a stateful call wait for all exchanges in it. A call serves all towers of a process
 (`towers.gathering.copied`), so their numbers may differ between processes.
 """
 
@@ -31,15 +31,15 @@ class UnitExchange(Protocol):
     """Calls between processes. Each of them runs its calls in order, so a call may wait for the other processes.
 
     Attributes:
-      bytes_per_call: gradients leave together up to this size.
-      small_bytes: parameters are gathered together up to this size, also where the largest one is smaller.
+      bytes_per_call: gradients are sent together up to this size.
+      small_bytes: parameters are gathered together up to this size, even if the largest parameter is smaller.
     """
 
     bytes_per_call: int
     small_bytes: int
 
     def gather(self, parameters: Sequence[int], purpose: str) -> Callable[..., list[tf.Tensor]]:
-        """A function from this process's parts of some parameters to their values.
+        """A function from this process's parts of these parameters to their whole values.
 
         Args:
           parameters: indices of the parameters, ascending.
@@ -47,9 +47,9 @@ class UnitExchange(Protocol):
         """
 
     def scatter(self, parameters: Sequence[int], purpose: str) -> Callable[..., list[tf.Tensor]]:
-        """A function from this process's gradients of some parameters to the sums over all processes of its parts.
+        """A function from this process's gradients to its parts of the sums over all processes.
 
-        Arguments as for `gather`; parameters in any order. Returns parts of those of which this process has one.
+        Arguments as for `gather`; parameters in any order. The function returns only parts that this process owns.
         """
 
 
@@ -57,9 +57,9 @@ class Call(NamedTuple):
     """A call of all processes.
 
     Attributes:
-      unit: the unit that is gathered; None if gradients leave.
+      unit: index of the unit that is gathered; None if gradients are sent.
       parameters: indices of the parameters.
-      device: that of the unit, or of the gradients.
+      device: the device of the unit, or of the gradients.
     """
 
     unit: int | None
@@ -71,9 +71,9 @@ class Gradient(NamedTuple):
     """A parameter's gradient.
 
     Attributes:
-      level: position in the order of the computation, as of a `Use`.
+      level: position in the order of the computation, as in `Use`.
       parameter: index of the parameter.
-      device: that computes it, as of a `Use`.
+      device: the device that computes it, as in `Use`.
     """
 
     level: int
@@ -91,13 +91,13 @@ def calls_of(
     """The calls in an order in which none waits for a later one.
 
     The gather of unit k of a device may begin after the device's unit k - 2, so its level is that of the last use
-    there. Gradients leave at the level of the last one in their call, after the gathers of this level: a gather
-    depends on nothing of a higher level, and nothing but a later call depends on gradients that leave.
+    in unit k - 2. Gradients are sent at the level of the last gradient in their call, after the gathers of this
+    level: a gather depends on nothing of a higher level, and only later calls depend on sent gradients.
 
     Args:
-      units: from `towers.gathering.units.units_of`.
-      gradients: in any order.
-      num_bytes: of each parameter.
+      units: units from `towers.gathering.units.units_of`.
+      gradients: gradients in any order.
+      num_bytes: bytes of each parameter.
       bytes_per_call: gradients leave together up to this size; a larger one leaves alone.
     """
     ordered: list[tuple[int, int, Call]] = []
@@ -113,7 +113,7 @@ def calls_of(
 
 
 def _packs(gradients: Sequence[Gradient], num_bytes: Sequence[int], bytes_per_call: int) -> list[list[Gradient]]:
-    """Gradients that leave together, in order."""
+    """Gradients that are sent together, in order."""
     found: list[list[Gradient]] = []
     for gradient in gradients:
         if not found or sum(num_bytes[each.parameter] for each in (*found[-1], gradient)) > bytes_per_call:

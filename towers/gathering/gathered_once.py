@@ -23,13 +23,13 @@ from towers.tracing.traced_once import batch_key, specs_of
 class GatheredOnce:
     """Called as a `TracedOnce`; the first argument is the list of parameters on their owners.
 
-    The forward pass and the backward pass each gather a parameter for themselves, one unit ahead, and then free it
-    (`towers.gathering.units`). So no device ever has all parameters, and nothing is computed twice except casts.
+    The forward pass and the backward pass each gather a parameter, one unit ahead, and then free it
+    (`towers.gathering.units`). So no device ever holds all parameters, and nothing is computed twice except casts.
 
-    Owners may be other processes: the parameters are then `OwnPart`s, and in place of a parameter's gradient the
-    result has a list, of this process's part of the sum over all processes or of nothing.
+    Owners may be other processes: the parameters are then `OwnPart`s, and instead of a parameter's gradient the
+    result has a list: this process's part of the sum over all processes, or empty.
 
-    A tower of several devices gathers on each of them what its operations read.
+    A tower of several devices gathers on each device what that device's operations read.
 
     Several towers are one graph, in which each call to other processes serves them all. Arguments that differ
     between towers, and all results but gradients, are then `PerTower`; gradients are sums over the towers.
@@ -53,22 +53,22 @@ class GatheredOnce:
         """Args:
         function, change: as for `TracedOnce`.
         xla: must be False.
-        exchange: between the processes that have the parameters; None if they are on devices of this one.
-        devices: of a tower of several devices, on which the function puts its operations; the first one has those
-          that it puts nowhere. Empty for a tower of one device, the current one.
+        exchange: exchange between the processes that own the parameters; None if this process owns all.
+        devices: devices of a tower of several devices, on which the function places its operations; operations
+          without a device are on the first one. Empty for a tower of one device, the current one.
         others: the devices of each further tower of this process, in the order of `devices`; needs an exchange.
-        is_optimized: whether the function consists of graphs that are optimized.
+        is_optimized: whether the function consists of graphs that are already optimized.
         graph: as for `TracedOnce`.
 
         Raises:
-          UserError: `xla`: a compiled graph reads its arguments before it begins.
+          UserError: `xla` is True: a compiled graph reads all its arguments before it begins.
         """
         if xla:
             raise UserError(
                 "zero=3 with xla=True: XLA needs all parameters before it begins, and can't gather them layer "
                 "by layer; use zero=2, or xla=False"
             )
-        # What leaves for other processes is dense.
+        # Gradients that are sent to other processes must be dense.
         function = function if exchange is None else _with_dense_gradients(function)
         self._function, self._change = tf.function(function, autograph=False), change
         assert exchange is not None or not others
@@ -100,7 +100,7 @@ class GatheredGraph:
     Attributes:
       units: the uses that each gather serves, those of the first tower first.
       calls: the calls to other processes, in order.
-      num_bytes: of each parameter.
+      num_bytes: bytes of each parameter.
       flat: the graph with the gathers.
     """
 
@@ -117,8 +117,8 @@ class GatheredGraph:
         """Args:
         concrete: the function of whole parameters.
         flat: its graph.
-        parameters: on their owners.
-        specs: of its other arguments.
+        parameters: parameters on their owners.
+        specs: specs of its other arguments.
         exchange: as for `GatheredOnce`.
         towers: the devices of each tower, as for `GatheredOnce`.
         """
@@ -178,7 +178,7 @@ class GatheredGraph:
 
 
 def _together(of_towers: Sequence):
-    """One result, `PerTower` but for the gradients: the first tower has the sums of all."""
+    """One result, all `PerTower` except the gradients, for which the first tower has the sums over all towers."""
     first = of_towers[0]
     kept = {"gradients": first.gradients} if "gradients" in first._fields else {}
     joined = {name: PerTower([getattr(each, name) for each in of_towers]) for name in first._fields}
@@ -216,7 +216,7 @@ def _parts_of(value: tf.Tensor | Slices) -> Parts:
 
 
 def _of_batch(specs: Sequence, names: Sequence[str]) -> set[str]:
-    """Names of the inputs that are a batch, of those after the parameters."""
+    """Names of those inputs after the parameters that belong to a batch."""
     left, found = iter(names), set()
     for spec in specs:
         own = [next(left) for _ in tf.nest.flatten(spec, expand_composites=True)]
@@ -226,7 +226,7 @@ def _of_batch(specs: Sequence, names: Sequence[str]) -> set[str]:
 
 
 def _are_gradients(results) -> list[bool]:
-    """For each tensor of a `TowerResult` or an `EvaluationResult` whether it is of a gradient."""
+    """For each tensor of a `TowerResult` or an `EvaluationResult`, whether it belongs to a gradient."""
     return [
         field == "gradients"
         for field, value in zip(results._fields, results, strict=True)

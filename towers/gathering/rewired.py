@@ -1,14 +1,14 @@
-r"""A tower's graph in which each unit's parameters are gathered for it alone.
+r"""Rewrites a tower's graph so that each unit's parameters are gathered for this unit alone.
 
     on the owners:   Identity(part 0)   Identity(part 1)   each waits for the unit before the last
                                  \       /
     on the tower:                 Concat  ->  operations of the unit
 
-What waits is the sending: TensorFlow sends a value as soon as it exists, so a part that waited on the tower's side
-would already be there. In contrast to custom gradients around reads, nothing is computed twice, and uses are seen
-that no layer shows (penalties, shared layers). In a tower of several devices each one has units of its own, and
-joins them. Parts of other processes come by calls instead, which the towers of a process make together, in one
-order (`towers.gathering.exchange`, `copied.py`):
+The sending side waits: TensorFlow sends a value as soon as it exists, so if the tower's side waited, the part
+would already be there. In contrast to custom gradients around reads, nothing is computed twice, and uses outside
+of layers are seen too (penalties, shared layers). In a tower of several devices each device has units of its own,
+and joins their parts. Parts of other processes come by calls instead, which the towers of a process make together,
+in one order (`towers.gathering.exchange`, `copied.py`):
 
     in a process:    gather 0 -> gather 1 -> gather 2 -> scatter a     (gather 2 waits for unit 0 of all towers)
                         |           |           |           |
@@ -35,8 +35,8 @@ class Parts(NamedTuple):
 
     Attributes:
       devices: the owner of each part.
-      shapes: of the parts.
-      dimension: dimension along which they follow each other; any number for a single part.
+      shapes: shapes of the parts.
+      dimension: dimension along which the parts are joined; any number for a single part.
     """
 
     devices: Sequence[str]
@@ -84,8 +84,8 @@ class Exchanged(NamedTuple):
     """A graph that exchanges its parameters and gradients with other processes.
 
     Attributes:
-      flat: the graph. In place of a gradient its outputs have this process's part of the sum, or nothing.
-      functions: what it calls; they must live as long as it.
+      flat: the graph. Instead of a gradient its outputs have this process's part of the sum, or nothing.
+      functions: the functions that it calls; they must live as long as the graph.
     """
 
     flat: FlatGraph
@@ -106,10 +106,10 @@ def with_exchange(
       flat: the graph of this process's towers; gradients are dense.
       parameters: what this process has of each parameter.
       units: the uses that each gather serves.
-      calls: from `towers.gathering.exchange.calls_of`.
+      calls: calls from `towers.gathering.exchange.calls_of`.
       exchange: makes the functions that are called.
       gradients: for each parameter the positions of its gradients in the outputs, one for each tower; empty for a
-        pass without any. The outputs have what becomes of them at the first of these.
+        pass without gradients. The result of the exchange is at the first of these positions.
     """
     rewiring = _Rewiring(flat, [[part.shape for part in own.parts] for own in parameters])
     functions, last, sums, before = [], [], {}, waited_for(units)
@@ -161,16 +161,16 @@ def _traced(function, specs: Sequence[tf.TensorSpec], device: str = ""):
 
 
 class _Rewiring:
-    """A graph whose parameters are replaced by parts of them and by what is gathered.
+    """A graph in which parts and gathered values replace the parameters.
 
     Attributes:
-      parts: of each parameter the names of the placeholders of its parts.
+      parts: for each parameter the names of the placeholders of its parts.
     """
 
     def __init__(self, flat: FlatGraph, shapes: Sequence[Sequence[tf.TensorShape]]):
         """Args:
         flat: the graph.
-        shapes: of each parameter those of the parts that the new graph gets.
+        shapes: for each parameter the shapes of its parts, which the new graph takes as inputs.
         """
         self._flat = flat
         self._graph_def = tf.compat.v1.GraphDef()
@@ -181,11 +181,11 @@ class _Rewiring:
         self._unread = {name for name, parts in zip(self._whole, self.parts, strict=True) if parts != [name]}
 
     def dtype_of(self, parameter: int) -> int:
-        """The dtype of a parameter, as a number of TensorFlow's."""
+        """The dtype of a parameter as TensorFlow's enum number."""
         return self._nodes[self._whole[parameter]].attr["dtype"].type
 
     def _placeholders(self, name: str, shapes: Sequence[tf.TensorShape]) -> list[str]:
-        """Names of the placeholders of a parameter's parts; its own if one part is all of it."""
+        """Names of the placeholders of a parameter's parts; the parameter's own if it has a single part."""
         whole = self._nodes[name]
         if [shape.as_proto() for shape in shapes] == [whole.attr["shape"].shape]:
             return [name]
@@ -208,7 +208,7 @@ class _Rewiring:
         return [f"^{name}" for name in found]
 
     def added_up(self, name: str, terms: Sequence[str], dtype: tf.DType, device: str) -> str:
-        """The name of a tensor on a device: the sum of some, which is the only one itself."""
+        """The name of a tensor on a device: the sum of `terms`, or the only term itself."""
         if len(terms) == 1:
             return terms[0]
         node = self.add("AddN", name, terms, device=device)
@@ -216,7 +216,7 @@ class _Rewiring:
         return name
 
     def give(self, index: int, unit: Sequence[Use], gathered: Mapping[int, str]) -> None:
-        """Gives a unit its parameters: `gathered` has names of tensors by the parameter's index."""
+        """Makes a unit read gathered parameters: `gathered` has tensor names by the parameter's index."""
         found: dict[tuple, str] = {(parameter,): name for parameter, name in gathered.items()}
         for use in unit:
             source = found[use.parameter,]
@@ -259,15 +259,15 @@ class _Rewiring:
         return self._graph_def.node.add(op=op, name=name, input=inputs, device=device)
 
     def finished(self, outputs: Sequence[str]) -> FlatGraph:
-        """The graph with these outputs, without the parameters and conversions that nothing reads any more."""
-        # Uses read gathers now, so what still reads a parameter is a conversion that nothing reads.
+        """The finished graph, without the parameters and conversions that nothing reads any more."""
+        # Uses now read gathered values, so only conversions that nothing reads still read a parameter.
         while more := {node.name for node in self._graph_def.node if self._reads_unread(node)} - self._unread:
             self._unread |= more
         kept = [node for node in self._graph_def.node if node.name not in self._unread]
         graph_def = tf.compat.v1.GraphDef(versions=self._graph_def.versions, library=self._graph_def.library)
         graph_def.node.extend(kept)
         for node in graph_def.node:
-            # Operations that a gradient should be beside, by name, which may be gone. All have their devices.
+            # The attribute names operations to be colocated with, which may be gone. All nodes have devices.
             node.attr.pop("_class", None)
             left = [one for one in node.input if not (one.startswith("^") and one[1:] in self._unread)]
             if len(left) < len(node.input):

@@ -24,7 +24,7 @@ class Use(NamedTuple):
       level: position in the order of the computation; an operation's level exceeds that of all it depends on.
       parameter: index of the parameter.
       node: name of the operation.
-      position: which of its inputs.
+      position: index of the operation's input that reads the parameter.
       through: operations that only convert the parameter on the way to it (casts, transposes), in order.
       device: the operation's device; '' for that of a tower of one device.
     """
@@ -40,19 +40,19 @@ class Use(NamedTuple):
 def units_of(uses: Sequence[Use], num_bytes: Sequence[int], *, small_bytes: int = 0) -> list[list[Use]]:
     """The uses in units, each with parameters of at most 1.25 times the bytes of the largest one or `small_bytes`.
 
-    A unit is larger if one operation alone uses more, such as the loop of stacked recurrent cells: all uses of an
-    operation are in one unit. Otherwise the third gather for a loop would wait for the unit of its first one, so
-    for the loop itself.
+    A unit is larger if a single operation uses more, such as the loop of stacked recurrent cells: all uses of an
+    operation are in one unit. Otherwise the third gather for a loop would wait for the unit of its first gather,
+    which contains the loop itself.
 
-    All uses of a unit are on one device, and the largest parameter is the largest of that device. Uses of a unit
-    have levels up to those of the device's next unit, so nothing in a unit depends on a later one. A gather that
-    waits for an earlier unit of its device never waits for itself: on such a way levels would only rise, or stay
-    within the units of one device, in their order.
+    All uses of a unit are on one device, and "largest" refers to the parameters of that device. Levels never fall
+    from a unit to the device's next one, so nothing in a unit depends on a later unit. A gather that waits for an
+    earlier unit of its device never waits for itself: along a chain of dependencies levels only rise, or stay
+    equal within the units of one device, in their order.
 
     Args:
-      uses: in any order.
-      num_bytes: of each parameter.
-      small_bytes: up to this size a gather costs as much as a smaller one.
+      uses: uses in any order.
+      num_bytes: bytes of each parameter.
+      small_bytes: size up to which all gathers cost the same.
     """
     found: list[list[Use]] = []
     by_device = sorted(uses, key=lambda use: (use.device, use))
@@ -76,7 +76,7 @@ def _units_of_device(uses: Sequence[Use], num_bytes: Sequence[int], small_bytes:
 
 
 def waited_for(units: Sequence[Sequence[Use]]) -> list[Sequence[Use]]:
-    """For each unit the one after which it may be gathered: its device's unit before the last; empty for none."""
+    """For each unit, the one after which it may be gathered: two units earlier on its device; or empty."""
     found: list[Sequence[Use]] = []
     of_devices: dict[str, list[Sequence[Use]]] = {}
     for unit in units:

@@ -10,7 +10,7 @@ from towers.gathering.units import Use
 from towers.tracing.copied_graphs import index_of
 from towers.tracing.flat_graph import node_of
 
-# These only convert a parameter. Each unit converts what it gathers again: a kept result would be as large.
+# These operations only convert a parameter. Each unit repeats the conversion: a kept result would be as large.
 _CONVERSIONS = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose")
 
 
@@ -34,8 +34,8 @@ def uses_of(
       batch: names of the nodes of the batch.
       outputs: names of the nodes of all results.
       gradients: names of the nodes of those results that are gradients.
-      devices: of a tower of several devices; the first one has the operations without a device. Empty for a tower
-        of one device.
+      devices: devices of a tower of several devices; operations without a device are on the first one. Empty for a
+        tower of one device.
 
     Raises:
       UserError: the graph has a loop of TensorFlow 1.
@@ -54,7 +54,7 @@ def uses_of(
 
 
 def device_of(node, devices: Sequence[str]) -> str:
-    """That of the devices of a tower which has a node; '' if there are none."""
+    """The one of a tower's devices that a node is on; '' if `devices` is empty."""
     return devices[index_of(node.device, devices) or 0] if devices else ""
 
 
@@ -130,7 +130,7 @@ class _Dataflow:
         return found
 
     def levels(self, floors: Mapping[str, int]) -> dict[str, int]:
-        """The length of the longest path to each node, which is at least its floor."""
+        """The level of each node: the length of the longest path to it, or its floor if that is higher."""
         found: dict[str, int] = {}
         for name in self.nodes:
             after = max((found[source] + 1 for source in self._inputs[name]), default=0)
@@ -138,7 +138,7 @@ class _Dataflow:
         return found
 
     def latest(self, levels: Mapping[str, int]) -> dict[str, int]:
-        """For each node that does not depend on the batch, the last level at which it delays nothing."""
+        """For each node that does not depend on the batch, the highest level at which it delays nothing."""
         found, last = dict(levels), max(levels.values())
         for name in reversed(self.nodes):
             if name not in self.of_batch:

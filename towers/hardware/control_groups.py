@@ -1,14 +1,14 @@
 """Limits that Linux's control groups (of a container, a Slurm job, a service) set on CPU time and memory.
 
-Files: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/. A group's limit includes the groups
-inside it, so the smallest one on the path from this process's group to the outermost counts.
+Files: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/. A group's limit also covers the
+groups inside it, so the smallest limit on the path from this process's group to the outermost one applies.
 """
 
 import pathlib
 from collections.abc import Iterator
 
 ROOT = pathlib.Path("/")
-# Version 1 says "no limit" by the largest number of whole pages.
+# Version 1 expresses "no limit" as the largest number of whole pages.
 _NO_LIMIT = 2**62
 
 
@@ -29,7 +29,7 @@ def memory_limit(root: pathlib.Path = ROOT) -> int | None:
 def memory_left(root: pathlib.Path = ROOT) -> int | None:
     """Bytes that this process can still get within its control groups; None without a limit.
 
-    Pages of files that nobody used lately do not count as used, because Linux drops them first.
+    Inactive pages of files do not count as used, because Linux drops them first.
     """
     return min((max(0, limit - used) for limit, used in _memory(root)), default=None)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from towers.hardware.control_groups import ROOT, core_quota
 from towers.hardware.cpu_topology import physical_cores
 
-# More than any machine has; a hundred thousand threads bring one to a standstill.
+# More cores than any machine has; a hundred thousand threads would bring a machine to a standstill.
 MOST_CORES = 4096
 
 
@@ -26,7 +26,7 @@ def num_cores(root: pathlib.Path = ROOT) -> int:
 def usable_cpus(process: int = 0) -> Collection[int]:
     """Numbers of the CPUs in a process's affinity, by default in this one's; hyperthreads count.
 
-    All CPUs of the machine for a process that is not there.
+    All CPUs of the machine if there is no such process.
     """
     if hasattr(os, "sched_getaffinity"):
         with contextlib.suppress(OSError):

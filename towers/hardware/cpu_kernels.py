@@ -2,7 +2,7 @@
 
 import functools
 
-from tensorflow.python.util import _pywrap_util_port  # the one way to ask
+from tensorflow.python.util import _pywrap_util_port  # the only way to ask
 
 
 @functools.cache

@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 
 from towers.hardware.control_groups import ROOT
 
-# Nodes whose numbers of CPUs differ by a larger part are not each a process's: the smallest one would be awaited.
+# If nodes' numbers of CPUs differ by more than this fraction, processes are not bound to nodes: all would wait for
+# the process on the smallest node.
 _LARGEST_DIFFERENCE = 1 / 8
 
 
@@ -29,7 +30,7 @@ def physical_cores(cpus: Collection[int], root: pathlib.Path = ROOT) -> int:
 
 
 def numa_nodes(cpus: Collection[int], root: pathlib.Path = ROOT) -> Sequence[frozenset[int]]:
-    """These CPUs by the node whose memory is nearest to them, in the order of the nodes; none of them is empty."""
+    """These CPUs grouped by NUMA node, in the order of the nodes, without empty groups."""
     folder = root / "sys/devices/system/node"
     names = sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
     nodes = [frozenset(_listed(path / "cpulist") & set(cpus)) for path in names]
@@ -38,10 +39,11 @@ def numa_nodes(cpus: Collection[int], root: pathlib.Path = ROOT) -> Sequence[fro
 
 
 def nodes_of_processes(count: int, nodes: Sequence[frozenset[int]]) -> Sequence[frozenset[int]] | None:
-    """The CPUs of each of `count` processes that are divided over the nodes evenly, neighbours side by side.
+    """The CPUs of each of `count` processes, which are divided evenly over the nodes, neighbours side by side.
 
-    Several processes share a node, or a process has several. None if there is one node or one process, if they do
-    not divide evenly, or if some nodes have far fewer of these CPUs: then each may use all CPUs.
+    Several processes share a node, or a process has several. None if there is one node or one process, if
+    processes and nodes do not divide evenly, or if some nodes have far fewer of these CPUs: then each process may
+    use all CPUs.
     """
     sizes = [len(node) for node in nodes]
     if len(nodes) < 2 or count < 2 or max(sizes) - min(sizes) > _LARGEST_DIFFERENCE * max(sizes):

@@ -1,4 +1,4 @@
-"""Which tensors the kernels of GPUs have in the host's memory: TensorFlow's registry knows it without a GPU."""
+"""Which tensors GPU kernels keep in the host's memory, from TensorFlow's registry, which needs no GPU."""
 
 import functools
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.core.framework import kernel_def_pb2
 from tensorflow.python.framework import kernels  # has no public name
 
-# Arguments of functions, and calls: the runtime has these dtypes in the host's memory.
+# Arguments of functions, and calls: the runtime keeps some of their dtypes in the host's memory.
 _CALLS = (
     *("Placeholder", "PartitionedCall", "StatefulPartitionedCall"),
     *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
@@ -16,12 +16,12 @@ _DTYPES_OF_HOST = (tf.int32, tf.string, tf.resource)
 
 
 def read_on_host(operation: tf.Operation) -> list[bool]:
-    """For each input whether a GPU's kernel reads it in the host's memory; all if a GPU has no kernel."""
+    """For each input, whether the GPU kernel reads it in the host's memory; always True without a GPU kernel."""
     return _in_host_memory(operation, operation.op_def.input_arg, operation.inputs)
 
 
 def made_on_host(operation: tf.Operation) -> list[bool]:
-    """For each output whether a GPU's kernel leaves it in the host's memory; all if a GPU has no kernel."""
+    """For each output, whether the GPU kernel writes it to the host's memory; always True without a GPU kernel."""
     return _in_host_memory(operation, operation.op_def.output_arg, operation.outputs)
 
 

@@ -16,7 +16,7 @@ class Gpu:
       index: its index among those that CUDA shows to this process.
       model: the maker's name, as 'NVIDIA H100 80GB HBM3'.
       compute_capability: as (9, 0); None if TensorFlow does not know it.
-      memory_bytes: all of its memory; None if the driver does not say.
+      memory_bytes: its total memory; None if the driver does not report it.
     """
 
     index: int
@@ -44,9 +44,9 @@ def gpu_of(physical: tf.config.PhysicalDevice) -> Gpu:
 
 
 def memory_bytes(index: int, driver: str = _DRIVER) -> int | None:
-    """Memory of the GPU with this index, by CUDA's driver; None if the driver does not say.
+    """Memory of the GPU with this index, from CUDA's driver; None if the driver does not report it.
 
-    TensorFlow tells it only when it has started the GPU.
+    TensorFlow reports it only after it has started the GPU.
 
     Args:
       index: among the GPUs that CUDA shows to this process.

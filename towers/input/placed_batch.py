@@ -1,4 +1,4 @@
-"""A batch that is on the towers' devices already, and what a step needs to know of any batch.
+"""Batches that are already on the towers' devices, and functions for batches of any kind.
 
 Batch         in the host's memory; the step cuts it and sends each tower its part
 PlacedBatch   cut, each part on its tower's device
@@ -28,7 +28,7 @@ class PlacedBatch(NamedTuple):
 
 
 def parts_of(batch: Any) -> list[Batch]:
-    """The batches that something is made of: itself, its parts, or those of all its microbatches."""
+    """The `Batch`es in `batch`: itself, its parts, or those of all its microbatches."""
     if isinstance(batch, Batch):
         return [batch]
     return [part for one in (batch.parts if isinstance(batch, PlacedBatch) else batch) for part in parts_of(one)]

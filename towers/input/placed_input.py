@@ -3,10 +3,9 @@
     batch k + 1, cut on the host -> part 0 -> GPU:0     while the towers compute batch k
                                     part 1 -> GPU:1
 
-TensorFlow copies, in its own threads (`device_iterator.py`). The number of examples, which the host needs, comes
-by an element for the host: a GPU's would be there only after the steps before. A part that is all of a batch has
-their number in its shape: half the work of the host for each batch. Parts hold int64 in place of int32
-(`wide_integers.py`).
+TensorFlow copies in its own threads (`device_iterator.py`). The host gets the number of examples as an element of
+its own: it would get a GPU's only after the steps before. If a part is the whole batch, its shape has that number,
+which halves the host's work for each batch. Parts hold int64 in place of int32 (`wide_integers.py`).
 """
 
 import dataclasses
@@ -39,9 +38,9 @@ class PlacedInput:
     Attributes:
       parts: how the towers of this process divide a (micro)batch.
       devices: the device of each tower.
-      accumulation: number of microbatches that a batch is cut into first, each a call of the engine.
-      microbatches: number of parts of each of these for a tower that computes several in one call; None for
-        towers that compute one. Both are 1 and None if the batches are this process's microbatches already.
+      accumulation: number of microbatches that a batch is cut into first; the engine makes a call for each.
+      microbatches: number of microbatches that a tower computes in each such call; None for towers that compute
+        one. If the batches already are this process's microbatches, `accumulation` is 1 and `microbatches` None.
       ahead: number of parts that wait on each device, besides the one in use.
     """
 
@@ -111,7 +110,7 @@ class PlacedInput:
 
 
 def can_be_placed(batch_spec: Any) -> bool:
-    """Whether all tensors of a batch can be on any device: texts are the host's."""
+    """Whether all tensors of a batch can be on any device; strings can be on the host only."""
     return all(spec.dtype != tf.string for spec in tf.nest.flatten(batch_spec))
 
 
@@ -125,14 +124,14 @@ def _own_part(part: Batch, activity: tf.Tensor, examples: tf.Tensor) -> _OwnPart
 
 
 def _without_parts(own: Any) -> Any:
-    """The same without examples, which the host does not need."""
+    """The same without the examples, which the host does not need."""
     if not isinstance(own, _OwnPart):
         return tuple(map(_without_parts, own))
     return own._replace(part=examples_between(own.part, 0, 0))
 
 
 def _of_whole(by_tower: list) -> PlacedBatch:
-    """The batch that its only part is."""
+    """The placed batch whose only part is the whole batch."""
     (own,) = by_tower
     first, *_ = tf.nest.flatten(own.part.features)
     with tf.device(HOST):
@@ -141,7 +140,7 @@ def _of_whole(by_tower: list) -> PlacedBatch:
 
 
 def _together(by_tower: list) -> Any:
-    """One batch of what the towers and the host got."""
+    """One placed batch of what each tower and the host got."""
     if not isinstance(by_tower[0], _OwnPart):
         return tuple(_together(list(of_micro)) for of_micro in zip(*by_tower, strict=True))
     *of_towers, of_host = by_tower

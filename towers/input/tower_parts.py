@@ -47,9 +47,9 @@ class TowerParts:
 
     Attributes:
       shares: relative sizes of the parts of this process's towers.
-      all_shares: those of all towers of a step, over all processes, in the order of their parts.
+      all_shares: shares of all towers of a step, over all processes, in the order of their parts.
       first_tower: index of this process's first tower among all towers of a step.
-      begin: index, among this process's towers, of the one that `part` and `pass_index` call 0.
+      begin: index, among this process's towers, of the tower that is `tower=0` in `part` and `pass_index`.
       stand_in: a batch of one example, as arrays, for the towers of a process whose part of the batch is empty;
         None if this process always gets an example.
     """
@@ -62,7 +62,7 @@ class TowerParts:
 
     @classmethod
     def of_one_process(cls, num_towers: int, shares: Sequence[float] | None = None) -> "TowerParts":
-        """The parts if all towers of a step are in this process.
+        """`TowerParts` if all towers of a step are in this process.
 
         Args:
           num_towers: number of towers.
@@ -94,7 +94,7 @@ class TowerParts:
         return own, activity * has_some
 
     def part_of_some(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
-        """As `part`, for a batch that is not empty. It need not have the stand-in's structure and dtypes."""
+        """As `part`, for a batch that is not empty, whose structure and dtypes may differ from the stand-in's."""
         return part(batch, tower + self.begin, self.shares)
 
     def pass_index(self, microbatch_index: int | tf.Tensor, tower: int) -> int | tf.Tensor:
@@ -104,10 +104,10 @@ class TowerParts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PartsOfWorkers(TowerParts):
-    """The parts of the towers of several workers, if one process computes them all.
+    """The parts of the towers of several workers, all computed by one process.
 
-    A batch is cut for the workers first. Whole numbers make that another division than one for all towers at once:
-    of 10 examples for three workers of two equal towers the third tower gets two, not one.
+    A batch is cut for the workers first. Because of rounding, the parts differ from those of a single cut for all
+    towers: of 10 examples for three workers with two equal towers each, the third tower gets two, not one.
 
     Attributes:
       shares_by_worker: relative sizes of the parts of each worker's towers.

@@ -1,8 +1,8 @@
-"""Features that towers prepare on their own devices: what the host sends is smaller than what the model reads.
+"""Features that towers prepare on their own devices, so that the host sends less than the model reads.
 
     host:   Batch(Unprepared(pixels uint8, draws), labels)  ->  tower:  Batch(features float32, labels)
 
-A task may offer it (`PreparesOnDevice`). Which examples are in a batch, and all random draws, are the host's.
+A task may support this (`PreparesOnDevice`). The host still chooses the examples and makes all random draws.
 """
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ class Unprepared(NamedTuple):
     """The features of a batch before the task's `prepared`.
 
     Attributes:
-      values: a structure of tensors, in the form that the task chooses. Dimension 0 of each is the examples.
+      values: a structure of tensors, as the task chooses. Dimension 0 of each is the examples.
     """
 
     values: Any
@@ -25,13 +25,13 @@ class Unprepared(NamedTuple):
 
 @runtime_checkable
 class PreparesOnDevice(Protocol):
-    """What a task has besides `towers.task.Task` if towers can prepare its features."""
+    """What a task implements besides `towers.task.Task` if towers can prepare its features."""
 
     def unprepared_dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
         """As `Task.dataset`, with `Unprepared` features."""
 
     def prepared(self, values: Any) -> Any:
-        """The features that `Task.dataset` has, from the values of `Unprepared` ones. For graphs on any device."""
+        """The features as in `Task.dataset`, from the values of `Unprepared`. For graphs on any device."""
 
 
 def read_dataset(task: Task, split: str, shard: InputShard, *, unprepared: bool) -> tf.data.Dataset:
@@ -42,13 +42,13 @@ def read_dataset(task: Task, split: str, shard: InputShard, *, unprepared: bool)
 
 
 def with_features(task: Task, batch: Batch, spec: Batch | None = None) -> Batch:
-    """The batch that the model and the loss read, computed on the current device if the batch is another yet.
+    """The batch as the model and the loss read it; prepares its features and narrows its integers if needed.
 
     Args:
       task: prepares features.
-      batch: as it came to the device.
-      spec: with the dtypes of the task's dataset, of which `wide_integers` may have changed some; None for those
-        of the batch.
+      batch: the batch as it reached the device.
+      spec: spec with the dtypes of the task's dataset, some of which `wide_integers` may have changed; None to
+        keep those of the batch.
     """
     with tf.name_scope("prepare"):
         if spec is not None:

@@ -1,10 +1,10 @@
-"""Integers of 32 bits on their way to a GPU: TensorFlow keeps int32 arguments of functions in the host's memory.
+"""Sends int32 to a GPU as int64, because TensorFlow keeps int32 arguments of functions in the host's memory.
 
     host    int32 -> int64, copied ahead  ->  GPU    int64, argument of the step -> int32, in the tower
 
-An int32 that is on the GPU already would come back before each step, and the host would wait for it. All other
-dtypes of numbers stay on the GPU (TensorFlow's kernels for `_Arg` and `Identity`). The cast in the tower is an
-operation of the GPU, whose result is in the GPU's memory.
+An int32 on the GPU would be copied back before each step, and the host would wait for it. All other numeric dtypes
+stay on the GPU (TensorFlow's kernels for `_Arg` and `Identity`). The cast in the tower runs on the GPU, so its
+result is in the GPU's memory.
 """
 
 from typing import Any

@@ -5,7 +5,7 @@ element on one thread, forward and backward; compiled it takes 2 ns. (ReLUs: `co
 elements in bfloat16 (200 ms by TensorFlow, 25 compiled by erf) a table of all 65,536 values took 104 ms, XLA on
 TensorFlow's own formula, by erfc, 76, and the formula by hand in float32 119.
 
-Of short vectors, as between a network's last layers, the small operations are as fast, and stay.
+For short vectors, like those between a network's last layers, the small operations are as fast, so they stay.
 
 XLA compiles once for each number of elements. Where more dimensions than the batch's vary, as the length of
 sequences does, the elements are padded to one of four numbers for each doubling: 40 lengths compiled 42 programs
@@ -25,7 +25,7 @@ SMALLEST_SIZE = 8192
 # elements a SiLU takes 1.05 times as long, with 1024 elements 0.9 times.
 FEWEST_ELEMENTS = 512
 
-# All layers whose call ends in `self.activation`, except cells of recurrent layers, which are called in loops.
+# All Keras layers whose call ends in `self.activation`, except cells of recurrent layers, which run in loops.
 _ELEMENTWISE = (
     layers.Activation,
     layers.Dense,
@@ -49,7 +49,7 @@ def activations_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer,
         (layer, "activation", compiled)
         for layer in elementwise_layers(model)
         for keras_function, compiled in _COMPILED
-        # Compares by identity: a user's own activation may be neither hashable nor comparable.
+        # Compares by identity: a custom activation may be neither hashable nor comparable.
         if layer.activation is keras_function and not _has_few(output_shape(layer))
     ]
 
@@ -60,18 +60,18 @@ def elementwise_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def output_shape(layer: keras.layers.Layer) -> tuple[int | None, ...]:
-    """The shape of a layer's outputs; of one that is called where Keras can't see it, (None, None)."""
+    """The shape of a layer's outputs; (None, None) for a layer whose calls Keras does not record."""
     shapes = {tensor.shape for node in layer._inbound_nodes for tensor in node.output_tensors}
     return max(shapes, key=_known_elements, default=(None, None))
 
 
 def _has_few(shape: Sequence[int | None]) -> bool:
-    """Whether an example has few elements. A dimension that varies, as the length of sequences, may be long."""
+    """Whether an example has few elements. A dimension that varies, like the length of sequences, may be long."""
     return None not in shape[1:] and _known_elements(shape) < FEWEST_ELEMENTS
 
 
 def _known_elements(shape: Sequence[int | None]) -> int:
-    """The number of elements of an example, of the dimensions that don't vary."""
+    """The number of elements of an example over the dimensions that don't vary."""
     return math.prod(size for size in shape[1:] if size is not None)
 
 
@@ -111,7 +111,7 @@ def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callabl
 
 
 def _flat(x: tf.Tensor, is_padded: bool) -> tf.Tensor:
-    """All elements as a vector: XLA compiles for each shape, and the same number of elements may have several."""
+    """All elements as a vector: XLA compiles for each shape, and several shapes have as many elements."""
     flat = tf.reshape(x, [-1])
     if not is_padded:
         return flat

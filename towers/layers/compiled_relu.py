@@ -5,8 +5,8 @@
 
 TensorFlow adds with a kernel of its own, which writes memory that the ReLU reads again, and its kernels for
 bfloat16 take longer than memory does. TensorFlow's graph optimizer joins a ReLU with the batch norm before it, and
-that stays. In all precisions a ReLU is part of the loops of a compiled batch norm before it, which also add what
-else it is of (`batch_norm/loops.py`).
+that stays. In all precisions a ReLU is part of the loops of a compiled batch norm before it, which also add the
+other term of a sum (`batch_norm/loops.py`).
 
 CPU ms for 2.1 million numbers, by TensorFlow and compiled (Intel Xeon with AMX, one thread; compiled for AVX2):
 
@@ -15,14 +15,14 @@ CPU ms for 2.1 million numbers, by TensorFlow and compiled (Intel Xeon with AMX,
     float16          1.04   0.53 (0.60)    0.43   0.35 (0.37)    0.64   0.54 (0.51)    1.27   0.69 (0.67)
     float32          1.20   0.99           0.63   0.63           0.93   0.98           1.52   1.29
 
-Since then a ReLU without a sum is a choice of bits, and in bfloat16 sums are loops over pairs
+Since those measurements a ReLU without a sum selects by bits, and in bfloat16 sums are loops over pairs
 (`bfloat16_pairs.py`), with the same results: 0.28, 0.16, 0.21 and 0.34 ms, before 0.42, 0.30, 0.39 and 0.49 (AMD
 EPYC, Zen 5, in the cache). In a step of ResNet-20, whose tensors come from memory, they take 16.4 instead of 18.3
 of 242 ms.
 
 A step of ResNet-20 in bfloat16 (batch 256, two towers) takes 249 instead of 297 ms of CPU time with AMX, 611
-instead of 671 with AVX512-BF16. In float32 steps were as long (four in turn: 0.99 to 1.04), so it stays
-TensorFlow's. Loops over images with few channels, not over one vector, took up to 16 times as long.
+instead of 671 with AVX512-BF16. In float32 steps were as long (four in turn: 0.99 to 1.04), so there the ReLU
+stays TensorFlow's. Loops over images with few channels, not over one vector, took up to 16 times as long.
 
 With AVX2 alone it is off: on an AMD EPYC (Zen 3) that step took 1,341 to 1,532 ms with compiled ReLUs and 1,343 to
 1,515 without (least of six steps, three rounds in turn, loaded), a single one of 8x8x64 1.08 to 1.18 times as
@@ -42,7 +42,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from tensorflow.python.eager import record  # the one way to tell tapes of other inputs than an operation's
+from tensorflow.python.eager import record  # the only way to tell tapes other inputs than an operation's
 
 from towers.layers.batch_norm.compiled import Masked, Normalized
 from towers.layers.batch_norm.loops import BatchNormLoops
@@ -64,7 +64,7 @@ def relus_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer, str, 
 
 
 def relus_to_join(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, attribute, function) for each ReLU of the model, to be joined with a batch norm before it."""
+    """(layer, attribute, function) for each ReLU of the model, which may join a batch norm's loops."""
     return _replaced(model, _joined_relu, _joined_activation)
 
 
@@ -83,14 +83,14 @@ def _is_plain(layer: layers.ReLU) -> bool:
 
 
 def _takes(shape: Sequence[int | None], dtype: str) -> bool:
-    """Lengths that vary beside the batch's, as those of sequences, would compile too many loops."""
+    """Whether a ReLU of this shape is compiled. Varying lengths of sequences would need too many loops."""
     if dtype not in SHORT_PRECISIONS or None in shape[1:]:
         return False
     return math.prod(shape[1:]) >= FEWEST_ELEMENTS
 
 
 def _activation(x: tf.Tensor, *arguments, **options) -> tf.Tensor:
-    """A function, which Keras can describe in a layer's configuration, unlike a partial one."""
+    """A layer's activation; a function, as Keras can't describe a `partial` in a layer's configuration."""
     return _unless_bounded(_relu, x, *arguments, **options)
 
 
@@ -100,7 +100,7 @@ def _joined_activation(x: tf.Tensor, *arguments, **options) -> tf.Tensor:
 
 
 def _unless_bounded(relu: Callable, x: tf.Tensor, *arguments, **options) -> tf.Tensor:
-    """Keras's function with bounds or a slope, which a layer of the user's own may give to its activation."""
+    """`relu`, but Keras's function for calls with bounds or a slope, which a custom layer may make."""
     of_keras = keras.activations.relu
     return of_keras(x, *arguments, **options) if arguments or options else relu(of_keras, x)
 
@@ -113,20 +113,20 @@ def _relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:
 
 
 def _joined_relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:
-    """By Keras's function, if no compiled batch norm made what it is of."""
+    """ReLU in a compiled batch norm's loops; by Keras's function if no such batch norm made x or a term of it."""
     if x.shape.rank is None or (normalized := _normalized(addends := _addends(x))) is None:
         return of_keras(x)
     return _compiled_relu(x, addends, normalized)
 
 
 def _normalized(addends: Sequence[tf.Tensor]) -> tuple[int, Normalized] | None:
-    """Which of them a compiled batch norm made, and of what; of two the first."""
+    """The index of the first addend that a compiled batch norm made, and what it was made of."""
     made = ((index, _made_by_norm(addend)) for index, addend in enumerate(addends))
     return next((one for one in made if one[1] is not None), None)
 
 
 def _made_by_norm(x: tf.Tensor) -> Normalized | None:
-    """What a compiled batch norm made the tensor of, in the same shape."""
+    """What a compiled batch norm made the tensor of, in the tensor's shape; None if none did."""
     made = made_by(x)
     if not isinstance(made, Normalized) or made.inputs.shape.as_list() != x.shape.as_list():
         return None
@@ -134,7 +134,7 @@ def _made_by_norm(x: tf.Tensor) -> Normalized | None:
 
 
 def _compiled_relu(x, addends: Sequence[tf.Tensor], normalized: tuple[int, Normalized] | None) -> tf.Tensor:
-    """max(0, x), the addends' sum, of which a batch norm may have made one."""
+    """max(0, x) for x, the sum of the addends, one of which a batch norm may have made."""
     if normalized is not None:
         index, made = normalized
         addends = [*addends[:index], made.inputs, *addends[index + 1 :]]
@@ -148,11 +148,11 @@ def _compiled_relu(x, addends: Sequence[tf.Tensor], normalized: tuple[int, Norma
             note(found, Masked(upstream, made))
         return found
 
-    # For gradients that TensorFlow finds by operations, as in functions and branches.
+    # For gradients that TensorFlow derives from operations, as in functions and branches.
     @tf.custom_gradient
     def positive(*addends):
         if normalized is None:
-            # TensorFlow's graph optimizer joins a batch norm with the ReLU behind it.
+            # TensorFlow's graph optimizer joins a batch norm with the ReLU that follows.
             is_joined = len(addends) == 1 and source(x).startswith(_BATCH_NORM)
             outputs = tf.nn.relu(*addends) if is_joined else _positive_sum(addends)
         else:
@@ -167,10 +167,10 @@ def _compiled_relu(x, addends: Sequence[tf.Tensor], normalized: tuple[int, Norma
 
 
 def _record(outputs, x, addends: Sequence[tf.Tensor], gradient: Callable) -> None:
-    """Tells tapes that the outputs are the ReLU of x, which a tape may know without what x was made of.
+    """Tells tapes that the outputs are the ReLU of x; a tape may know x without knowing the addends.
 
-    A tape that knows the addends of a sum takes these: the addition's own gradient asks for shapes of what is
-    not computed. Of two records a tape keeps the last one.
+    A tape that knows the addends of a sum uses these: the addition's own gradient needs the shape of the sum,
+    which is not computed. Of two records a tape keeps the last one.
     """
     for sources in [[x], addends] if len(addends) > 1 else [[x]]:
         backward = functools.partial(_same_for_each, len(sources), functools.partial(gradient, outputs))
@@ -189,7 +189,7 @@ def _masked(outputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 def _where_positive(outputs: tf.Tensor, addends: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The addends' sum where the outputs are positive. Bits have no gradient, so it has one of its own."""
+    """The addends' sum where the outputs are positive, with a gradient, which operations on bits lack."""
 
     @tf.custom_gradient
     def chosen(*addends):
@@ -202,7 +202,7 @@ def _where_positive(outputs: tf.Tensor, addends: Sequence[tf.Tensor]) -> tf.Tens
 
 
 def _addends(x: tf.Tensor) -> Sequence[tf.Tensor]:
-    """The two tensors whose sum it is, or itself. In a graph, a sum that nothing else needs is not computed."""
+    """The two tensors whose sum x is, or x alone. In a graph, a sum that nothing else needs is not computed."""
     operation = getattr(x, "op", None)
     if operation is None or operation.type not in _SUMS or len(operation.inputs) != 2:
         return [x]
@@ -211,19 +211,19 @@ def _addends(x: tf.Tensor) -> Sequence[tf.Tensor]:
         return [x]
     if operation.type == "AddN" or x.shape.is_fully_defined():
         return addends
-    # One may still have a single example, which the sum adds to all; otherwise nothing is copied.
+    # An addend may have a single example, which is added to all; otherwise nothing is copied.
     shape = tf.broadcast_dynamic_shape(*map(_shape, addends))
     return [_broadcast(one, shape) for one in addends]
 
 
 def _shape(x: tf.Tensor) -> tf.Tensor:
-    """Of what a batch norm made, the shape of its inputs: the outputs may not be needed."""
+    """The shape of x; of a batch norm's outputs, which may not be needed, that of its inputs."""
     made = _made_by_norm(x)
     return tf.shape(x if made is None else made.inputs)
 
 
 def _broadcast(x: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """What a batch norm made still is made by one, of inputs broadcast in the same way."""
+    """x broadcast to a shape. If a batch norm made x, the result counts as made of its broadcast inputs."""
     found, made = tf.broadcast_to(x, shape), _made_by_norm(x)
     if made is not None:
         note(found, made._replace(inputs=tf.broadcast_to(made.inputs, shape)))
@@ -265,7 +265,7 @@ _compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
 
 @_compiled
 def _positive(x):
-    """By the bits, which order positive numbers as they are, and all negative ones but NaN below that of -inf."""
+    """max(0, x) by bits as integers: positive numbers and NaN are above those of -inf, all others not."""
     bits = tf.bitcast(x, tf.int16)
     return tf.bitcast(tf.where(bits > _bits(-math.inf, x), bits, tf.zeros_like(bits)), x.dtype)
 
@@ -293,7 +293,7 @@ def _pairs_where_positive(outputs, *addends):
 
 
 def _of_halves(words: Sequence[tf.Tensor]) -> Iterator[tuple[tf.Tensor, ...]]:
-    """The first numbers of all, and the second ones."""
+    """The first numbers of all words, then the second ones."""
     return zip(*map(widened, words), strict=True)
 
 

@@ -4,9 +4,9 @@ import keras
 
 
 def compute_constants(model: keras.Model) -> None:
-    """Computes them again, after the model's weights were set.
+    """Recomputes these constants after the model's weights were set.
 
-    Keras does so when it loads or adapts a layer, not in `set_weights` or `assign`.
+    Keras computes them when it loads or adapts a layer, not in `set_weights` or `assign`.
     """
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Normalization):

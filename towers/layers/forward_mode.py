@@ -1,4 +1,4 @@
-"""Layers whose derivatives TensorFlow takes forward: they keep their own functions, for which it can."""
+"""In forward-mode differentiation layers keep their own functions, for which TensorFlow has the derivatives."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -6,22 +6,22 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager import forwardprop_util  # the one way to ask whether a tensor has a tangent
+from tensorflow.python.eager import forwardprop_util  # the only way to ask whether a tensor has a tangent
 
 Replacement = tuple[keras.layers.Layer, str, Any]
 
 
 def unless_forward(replacements: Iterable[Replacement]) -> Iterator[Replacement]:
-    """The same, but for tensors that a `tf.autodiff.ForwardAccumulator` follows a layer's own function is called.
+    """The same replacements, but tensors watched by a `ForwardAccumulator` go to the layer's own function.
 
-    The kernels have custom gradients and compiled loops, for which TensorFlow has no derivative forward.
+    The kernels have custom gradients and compiled loops, which TensorFlow can't differentiate in forward mode.
 
     Args:
       replacements: (layer, attribute, value), not yet in place.
     """
     for layer, name, value in replacements:
         own = getattr(layer, name, None)
-        # A layer has no function of this name where a replacement only notes something.
+        # A layer has no attribute of this name if the replacement only records something.
         yield layer, name, value if own is None else _either(own, value)
 
 

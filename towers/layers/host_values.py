@@ -1,11 +1,11 @@
-"""In towers on GPUs the host computes what it can by itself and reads: shapes, and seeds of random layers.
+"""In towers on GPUs, the host computes values that it reads itself: shapes, and seeds of random layers.
 
     shape of x  ->  product of some dimensions  ->  reshape
     host            the GPU's by default            reads the host's memory
 
-TensorFlow has kernels of GPUs for some of these operations, and prefers them. So the host would wait until the GPU
-has finished all that was launched before: for each random layer, each Dense layer on three dimensions, and each
-gradient of a mean.
+TensorFlow has GPU kernels for some of these operations, and prefers them. So the host would wait until the GPU has
+finished all work launched before: for each random layer, each Dense layer on three dimensions, and each gradient
+of a mean.
 """
 
 import tensorflow as tf
@@ -22,7 +22,7 @@ def place_host_values(graph: tf.Graph) -> None:
     """Puts operations on the host if their results are read there, and if what they depend on is there.
 
     Args:
-      graph: of a function that is being traced; the devices of some of its operations change.
+      graph: graph of a function that is being traced; the devices of some of its operations change.
     """
     operations = graph.get_operations()
     known: set[tf.Operation] = set()
@@ -30,11 +30,11 @@ def place_host_values(graph: tf.Graph) -> None:
         if _is_known(operation, known):
             known.add(operation)
     for operation in reversed(operations):
-        # Those behind it have their devices already.
+        # Reversed: operations that read this one have their devices already.
         if operation in known and _is_read_from_gpu(operation):
             operation._set_device(HOST)
             if "_class" in operation.node_def.attr:
-                # It should have been beside another one.
+                # The attribute would place it with another operation.
                 operation._clear_attr("_class")
 
 

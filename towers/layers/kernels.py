@@ -31,25 +31,27 @@ class LayerKernels:
 
     Attributes:
       fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
-      compiled_batch_norm: BatchNormalization runs on compiled loops where towers exchange statistics, and
-        everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow; with ReLUs behind them.
+      compiled_batch_norm: BatchNormalization, with a ReLU that follows, runs on compiled loops where towers
+        exchange statistics, and everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow.
       compiled_activations: GELU and SiLU are compiled.
-      compiled_relu: ReLUs in bfloat16 and float16 are compiled, with the sums that they are of.
+      compiled_relu: ReLUs in bfloat16 and float16 are compiled, together with an addition before them.
       examples_as_channels: gradients of convolution kernels are convolutions whose channels are the examples, in
         bfloat16, and in float32 over the smallest images.
-      amx: the CPU multiplies bfloat16 in its matrix units, where fewer of these gradients gain.
-      num_threads: of a tower; 0 if it is not known. Kernels that gain on one thread alone are chosen by it.
+      amx: the CPU multiplies bfloat16 in its matrix units; fewer gradients gain from `examples_as_channels` there.
+      num_threads: number of threads of a tower, by which kernels are chosen that gain on one thread only; 0 if it
+        is not known.
       winograd_channels: fewest input and output channels of 3x3 convolutions that are computed in float32 by
         Winograd's method; 0 disables it.
-      num_examples: of a tower's usual call; None if it is not known. Kernels that need enough are chosen by it,
-        and smaller calls of Winograd's method are filled up to it.
+      num_examples: number of examples of a tower's usual call; None if it is not known. Kernels that need many
+        examples are chosen by it, and smaller calls of Winograd's method are padded to it.
       float32_products: convolutions and dense layers of bfloat16 or float16 multiply in float32, for CPUs that
         are no faster in the shorter format.
-      exact_bias_gradients: gradients of biases in bfloat16 are sums in float32, as TensorFlow's on CPUs are not.
-      wide_ids: Embedding layers look ids up as int64, which stay on a GPU where int32 would not.
-      values_on_host: the host computes shapes and seeds that kernels of GPUs read there, after `place_values`.
-      deterministic: BatchNormalization runs on TensorFlow's fused kernel only by the moments of its own inputs. By
-        moving ones, or those of all towers, it has no gradient for GPUs that is the same each time.
+      exact_bias_gradients: gradients of biases in bfloat16 are summed in float32; TensorFlow on CPUs sums in
+        bfloat16.
+      wide_ids: Embedding layers look ids up as int64, which stay on a GPU, unlike int32.
+      values_on_host: the host computes shapes and seeds that GPU kernels read in its memory, after `place_values`.
+      deterministic: BatchNormalization runs on TensorFlow's fused kernel only with the moments of its own inputs.
+        With moving moments, or those of all towers, the kernel has no deterministic gradient on GPUs.
     """
 
     fused_batch_norm: bool = True
@@ -100,7 +102,7 @@ class LayerKernels:
         )
         if self.wide_ids:
             replacements += lookups_of_wide_ids(model)
-        # Own batch norms would have the statistics of the tower's own examples.
+        # The layers' own calls would use the statistics of the tower's own examples.
         with shadowed(replacements if exchange is not None else unless_forward(replacements)):
             yield
 
@@ -118,11 +120,11 @@ class LayerKernels:
         return [kernel for kernel, is_on in kernels if is_on]
 
     def compiled_calls(self, model: keras.Model, num_examples: int) -> list[CompiledCall]:
-        """What XLA compiles longest (0.5 to 1 s each) in a tower's training pass.
+        """The functions of a tower's training pass that XLA takes longest to compile (0.5 to 1 s each).
 
         Args:
           model: the template.
-          num_examples: that the tower computes at once.
+          num_examples: number of examples that the tower computes at once.
         """
         if not self.winograd_channels:
             return []
@@ -146,7 +148,8 @@ class LayerKernels:
 
         Args:
           model: the template.
-          exchanges: whether towers exchange batch statistics, for which batch norms leave the fused kernel.
+          exchanges: whether towers exchange batch statistics, for which compiled loops may replace the fused
+            kernel.
         """
         lines = self._batch_norm_notices(model, exchanges)
         if self.compiled_activations and (count := len(compiled_activations.activations_to_compile(model))):

@@ -1,6 +1,6 @@
-"""What the tensors of a graph were made of, for kernels that compute more in one loop than one layer's part.
+"""Notes on what the tensors of a graph were made of, for kernels that compute several layers in one loop.
 
-TensorFlow's tensors know their operation alone. What made one is found through operations that pass numbers on.
+A TensorFlow tensor knows only its operation. A note is also found through operations that pass numbers on.
 """
 
 from typing import Any
@@ -10,14 +10,15 @@ import tensorflow as tf
 # Operations whose outputs are their inputs' numbers in the same order.
 FORWARDING = ("EnsureShape", "Identity", "IdentityN", "Reshape")
 _ATTRIBUTE = "_towers_made"
-# Of operations with another gradient than their type's, as `tf.custom_gradient` makes them.
+# Attribute of operations with a gradient of their own, as `tf.custom_gradient` makes them.
 _OWN_GRADIENT = "_gradient_op_type"
 
 
 def note(tensor: tf.Tensor, made: Any) -> tf.Tensor:
-    """The tensor, for which `made_by` gives `made` from now on; without a graph nothing is noted."""
+    """The tensor; from now on `made_by` returns `made` for it. Outside of graphs nothing is noted."""
     if (key := _key(tensor)) is not None:
-        # The graph's own, as what is noted holds tensors of the graph: it keeps no other graph in memory.
+        # Notes are an attribute of the graph, because they hold its tensors: so they keep no other graph in
+        # memory.
         if (notes := getattr(tensor.graph, _ATTRIBUTE, None)) is None:
             setattr(tensor.graph, _ATTRIBUTE, notes := {})
         notes[key] = made
@@ -25,7 +26,7 @@ def note(tensor: tf.Tensor, made: Any) -> tf.Tensor:
 
 
 def made_by(tensor: tf.Tensor) -> Any:
-    """What was noted for the tensor or for one that it passes on, gradient included; None if nothing was."""
+    """The note on the tensor, or on an earlier one whose numbers and gradient it passes on; None without one."""
     for earlier in _passed_on(tensor):
         if (found := getattr(earlier.graph, _ATTRIBUTE, {}).get(_key(earlier))) is not None:
             return found
@@ -35,18 +36,18 @@ def made_by(tensor: tf.Tensor) -> Any:
 
 
 def passes_on(tensor: tf.Tensor, earlier: tf.Tensor) -> bool:
-    """Whether it has the numbers of the other one through operations that pass them on, or is it."""
+    """Whether `tensor` is `earlier`, or has its numbers through operations that pass them on."""
     return any(one.graph is earlier.graph and _key(one) == _key(earlier) for one in _passed_on(tensor))
 
 
 def source(tensor: tf.Tensor) -> str:
-    """The type of the operation that computed its numbers; '' outside of graphs."""
+    """The type of the operation that computed the tensor's numbers; '' outside of graphs."""
     *_, first = ["", *(earlier.op.type for earlier in _passed_on(tensor))]
     return first
 
 
 def _passed_on(tensor):
-    """The tensor, and the earlier ones of the graph whose numbers it has; none without a graph."""
+    """Yields the tensor, and the earlier tensors whose numbers it passes on; nothing without a graph."""
     while getattr(tensor, "op", None) is not None:
         yield tensor
         if tensor.op.type not in FORWARDING:

@@ -16,8 +16,8 @@ def noted_decays(model: keras.Model) -> Iterator[dict[int, float]]:
     A layer that the model calls k times keeps momentum ** k.
 
     Yields:
-      The decays by id of the variable. A layer whose arithmetic isn't known (a subclass, renorm) has none, nor has
-      one that doesn't update its statistics.
+      The decays by id of the variable. Layers whose arithmetic isn't known (a subclass, renorm), and layers that
+      don't update their statistics, are not in it.
     """
     decays: dict[int, float] = {}
 

@@ -14,7 +14,7 @@ _COUNTS = "object_name_uids"
 
 @contextlib.contextmanager
 def fresh_name_counts():
-    """Context manager: Keras names unnamed layers as in a new process. Its own counts return at the end."""
+    """Context manager: Keras names unnamed layers as in a new process. At the end its counts are restored."""
     before = global_state.get_global_attribute(_COUNTS)
     global_state.set_global_attribute(_COUNTS, collections.defaultdict(int))
     try:

@@ -1,12 +1,12 @@
 """Layers that multiply by a kernel and add a bias, in bfloat16 or float16, inside a CPU tower.
 
-**Products in float32**, for CPUs that multiply short numbers no faster. The numbers stay: oneDNN sums products in
-float32 too, and rounds once. Between layers, and until the backward pass, tensors keep their 16 bits. Convolutions
-of many channels may then be Winograd's.
+**Products in float32**, for CPUs that multiply 16-bit numbers no faster. The results are the same: oneDNN sums
+products in float32 too, and rounds once. Between layers, and until the backward pass, tensors keep their 16 bits.
+Convolutions of many channels may then use Winograd's method.
 
 **Exact gradients of biases.** TensorFlow's CPU kernel for them sums bfloat16 numbers in bfloat16, which has 8
-bits: a sum of ones ends at 256, however many there are (TensorFlow 2.21; its own kernel for the gradients of
-depthwise kernels does so too, oneDNN's does not). Here the sum is computed in float32 and rounded once.
+bits: a sum of ones ends at 256, however many there are (TensorFlow 2.21; its own kernel for gradients of depthwise
+kernels has the same fault, oneDNN's has not). Here the sum is computed in float32 and rounded once.
 
 CPU ms of both passes over 128 examples: by kernels for bfloat16, for float32, and in float32 from bfloat16 (Intel
 Xeon, one thread; oneDNN limited to AVX512-BF16, to AVX-512; 32 examples by TensorFlow's own kernels):
@@ -40,7 +40,7 @@ _WIDENED = "_towers_widened"
 def replaced_calls(
     model: keras.Model, *, float32_products: bool, exact_bias_gradients: bool
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, attribute, function) for each layer that gets another call.
+    """(layer, attribute, function) for each layer whose call is replaced.
 
     Args:
       model: any model.
@@ -48,7 +48,7 @@ def replaced_calls(
     """
     found = layers_with_products(model)
     products = [(layer, _WIDENED, in_float32) for layer in found]
-    # A call of the user's own, or of slices, stays.
+    # A custom call, or one that slices replaced, stays.
     calls = [
         (layer, "call", functools.partial(_call, layer))
         for layer in found
@@ -58,19 +58,19 @@ def replaced_calls(
 
 
 def layers_with_products(model: keras.Model) -> list[keras.layers.Layer]:
-    """The model's convolutions and dense layers, no subclasses or causal ones, in bfloat16 or float16."""
+    """The model's convolutions and dense layers in bfloat16 or float16, without subclasses and causal ones."""
     return [layer for layer in model._flatten_layers() if _is_plain(layer)]
 
 
 def multiplied(layer: keras.layers.Layer, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """The layer's product with this kernel, whole or a part of its own, as the kernels in place compute it."""
-    # As the layer computes it now: when the backward pass is traced, other kernels are not in place.
+    """The layer's product with `kernel`, its own or a part of it, as the kernels in place compute it."""
+    # Looked up now: when the backward pass is traced, the replacements are no longer in place.
     product, widened = _plain_product(layer), layer.__dict__.get(_WIDENED)
     return widened(product, inputs, kernel) if widened else product(inputs, kernel)
 
 
 def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """The product of short numbers, computed in float32, in the inputs' dtype; of other numbers as it is.
+    """The product of 16-bit numbers, computed in float32 and rounded; for other dtypes simply the product.
 
     Args:
       product: differentiable, without variables of its own.
@@ -85,8 +85,8 @@ def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Ten
     def rounded(inputs, kernel):
         def gradient(upstream):
             with tf.name_scope(scope), tf.GradientTape() as tape:
-                # Widened again, once the upstream gradient is there: kept from the forward pass they would take
-                # twice the memory. No gradient needs the outputs, so nothing computes them.
+                # Widened again once the upstream gradient is computed: kept from the forward pass, wide tensors
+                # would take twice the memory. No gradient needs the outputs, so nothing computes them.
                 again = [_wide(tensor) for tensor in after(upstream, inputs, kernel)]
                 tape.watch(again)
                 outputs = product(*again)

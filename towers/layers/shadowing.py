@@ -1,4 +1,4 @@
-"""Replaces attributes of a model's layers for a while."""
+"""Temporarily replaces attributes of a model's layers."""
 
 import contextlib
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def shadowed(attributes: Iterable[tuple[keras.layers.Layer, str, Any]]):
-    """Context manager: each (layer, name, value) sets an attribute; the old value returns at the end. Can nest.
+    """Context manager: sets an attribute for each (layer, name, value), and restores the old values. Can nest.
 
     It writes to `__dict__`, because `Layer.__setattr__` would track the value as part of the model.
     """

@@ -1,4 +1,4 @@
-"""Embedding layers that look up rows of a part of their table.
+"""Embedding layers that look up rows in a part of their table.
 
 A table may be too large for a tower. The tower then gets only the rows that its batch names:
 
@@ -19,10 +19,10 @@ _WAITING = "uninitialized_variables"
 
 
 class TableRows(NamedTuple):
-    """Some rows of a table, which a tower gets in place of the table.
+    """Some rows of a table, which a tower gets instead of the table.
 
     Attributes:
-      ids: int64 [n], ascending, each id once; the batch names no other.
+      ids: int64 [n], ascending, each id once; they include all ids of the batch.
       values: [n, width].
     """
 
@@ -30,7 +30,7 @@ class TableRows(NamedTuple):
     values: tf.Tensor
 
     def gradient(self, of_values, height: int) -> tf.IndexedSlices:
-        """The gradient of the table, from that of `values`."""
+        """The gradient of a table with `height` rows, from the gradient of `values`."""
         shape = tf.constant([height, self.values.shape[1]], tf.int64)
         if isinstance(of_values, tf.IndexedSlices):
             return tf.IndexedSlices(of_values.values, tf.gather(self.ids, of_values.indices), shape)
@@ -39,9 +39,9 @@ class TableRows(NamedTuple):
 
 @contextlib.contextmanager
 def tables_without_values():
-    """Context manager: Embedding layers that are built get tables that have a shape and no values.
+    """Context manager: Embedding layers built in it get tables with a shape but without values.
 
-    For a template in a process that never reads them: a table may be larger than its memory.
+    For a template in a process that never reads the tables: they may be larger than its memory.
     """
     build = keras.layers.Embedding.build
 
@@ -49,7 +49,7 @@ def tables_without_values():
         waiting = list(global_state.get_global_attribute(_WAITING, []))
         with keras.StatelessScope(initialize_variables=False):
             build(self, input_shape)
-        # The end of any later scope would give values to all variables that wait for them.
+        # Otherwise the end of any later scope would initialize all variables that wait for a value.
         global_state.set_global_attribute(_WAITING, waiting)
 
     keras.layers.Embedding.build = build_without
@@ -64,7 +64,7 @@ def layers_of_tables(model: keras.Model) -> dict[str, keras.layers.Embedding]:
     return {
         layer.embeddings.path: layer
         for layer in model._flatten_layers()
-        # A subclass may read its table otherwise; LoRA and quantization do.
+        # A subclass may read its table in another way; so do LoRA and quantization.
         if type(layer) is keras.layers.Embedding and layer.built and [*layer.variables] == [layer.embeddings]
     }
 
@@ -79,7 +79,7 @@ def row_ids(layer: keras.layers.Embedding, inputs: tf.Tensor) -> tf.Tensor:
 def lookups_in_rows(
     tables: Mapping[keras.layers.Embedding, TableRows],
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, 'call', function) for each layer, for `shadowed`: it looks up these rows in place of its table."""
+    """(layer, 'call', function) for each layer, for `shadowed`: the layer looks up these rows, not its table."""
     return [(layer, "call", _call_of(layer, rows)) for layer, rows in tables.items()]
 
 

@@ -1,8 +1,8 @@
 """Embedding layers that look their ids up as int64, for GPUs.
 
-Keras compares ids with 0, and the gradient of a lookup reshapes them. TensorFlow's kernels for that keep int32 in
-the host's memory, so the host would wait for ids of 32 bits that are on a GPU. Those of int64 stay on the GPU, and
-give the same bits.
+Keras compares ids with 0, and the gradient of a lookup reshapes them. TensorFlow's kernels for these operations
+keep int32 in the host's memory, so the host would wait for int32 ids that are on a GPU. int64 ids stay on the GPU,
+and give the same results.
 """
 
 import functools
@@ -16,7 +16,7 @@ _KINDS = (keras.layers.Embedding, keras.layers.ReversibleEmbedding)
 
 def lookups_of_wide_ids(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Callable]]:
     """(layer, attribute, function) for each Embedding layer that isn't a subclass."""
-    # What is in place already, such as a lookup in rows of the table, gets the wide ids.
+    # A replacement already in place, such as a lookup in rows of the table, gets the wide ids.
     return [
         (layer, name, functools.partial(_of_wide, getattr(layer, name)))
         for layer in model._flatten_layers()

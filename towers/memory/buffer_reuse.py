@@ -2,7 +2,7 @@
 
 Source: the kernels' calls of `forward_input_or_allocate_output` and `set_output` in tensorflow/core/kernels of
 TensorFlow 2.21, compared with the addresses that a traced step reports. An operation that is not listed here gets
-buffers of its own, so a mistake by omission predicts too much.
+buffers of its own, so an omission predicts too much memory.
 """
 
 import math
@@ -45,7 +45,7 @@ def shared_input(operation: tf.Operation, position: int) -> int | None:
     if operation.type == "SplitV" and tf.get_static_value(operation.inputs[2]) == 0:
         return 0 if _begins_aligned(operation.inputs[0], operation.outputs[:position]) else None
     if operation.type in _REDUCTIONS:
-        # Over no dimension, or over one of size 1.
+        # A reduction over no dimension, or over one of size 1.
         whole, reduced = operation.inputs[0].shape, operation.outputs[0].shape
         is_same = reduced.is_fully_defined() and whole.num_elements() == reduced.num_elements()
         return 0 if is_same else None
@@ -55,7 +55,7 @@ def shared_input(operation: tf.Operation, position: int) -> int | None:
 
 
 def reusable_inputs(operation: tf.Operation, position: int) -> Sequence[int]:
-    """Indices of the inputs whose buffer output `position` takes if nothing else reads it any more."""
+    """Indices of the inputs whose buffer output `position` takes over if nothing else still reads it."""
     kind = operation.type
     if kind == "SparseSoftmaxCrossEntropyWithLogits" or kind == "SoftmaxCrossEntropyWithLogits":
         return (0,) if position == 1 else ()
@@ -71,7 +71,7 @@ def reusable_inputs(operation: tf.Operation, position: int) -> Sequence[int]:
 
 
 def _is_run_of_rows(whole: tf.TensorShape, part: tf.TensorShape) -> bool:
-    """Whether a slice keeps all dimensions but the first: it is then a view if it begins at an aligned byte."""
+    """Whether a slice cuts only the first dimension; it is then a view if it begins at an aligned byte."""
     if whole.rank is None or whole.rank != part.rank or not whole.rank:
         return False
     return whole[1:].is_fully_defined() and whole[1:] == part[1:]

@@ -47,7 +47,7 @@ def zero2_estimate(
     """DeepSpeed's estimate for ZeRO-2.
 
     Args:
-      num_parameters: of the whole model.
+      num_parameters: number of parameters of the whole model.
       gpus_per_node: GPUs of each node.
       num_nodes: number of nodes.
       offload_optimizer: whether optimizer state and update are on the CPU.
@@ -75,7 +75,7 @@ def zero3_estimate(
     """DeepSpeed's estimate for ZeRO-3.
 
     Args:
-      num_parameters: of the whole model.
+      num_parameters: number of parameters of the whole model.
       largest_layer_parameters: parameters of its largest layer, which is gathered as a whole.
       gpus_per_node: GPUs of each node.
       num_nodes: number of nodes.

@@ -1,4 +1,4 @@
-"""The memory that a step of an engine in one process needs, read off the step's graph."""
+"""The memory that a step of a one-process engine needs, computed from the step's graph."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,23 +14,25 @@ from towers.memory.tensor_kinds import ACTIVATIONS, GRADIENTS
 from towers.parameters.copied_variable import CopiedVariable
 from towers.parameters.sliced_variable import SlicedVariable
 
-# Orders of a step's operations of which the largest peak is taken: a single one missed workspaces that meet on two
-# threads (22% of the peak of classic_cnn in a pipeline, without oneDNN). With 65 the peaks of traced steps, ten of
-# each mode, were predicted no better, and those of pipelines 9% too high. Larger delays (standard deviation 1.5 to
-# 3) mostly found less; random choices among ready operations were 24% too high for recomputing transformers.
+# Number of orders of a step's operations whose largest peak counts: a single order missed workspaces that two
+# threads need at once (22% of the peak of classic_cnn in a pipeline, without oneDNN). With 65 orders the peaks of
+# traced steps, ten of each mode, were predicted no better, and those of pipelines 9% too high. Larger delays
+# (standard deviation 1.5 to 3) mostly found lower peaks; random choices among ready operations were 24% too high
+# for recomputing transformers.
 _NUM_ORDERS = 9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """Bytes of one memory at the moment of a step at which the most are live.
+    """Bytes of one memory at the moment of a step when most bytes are live.
 
     Attributes:
       parameters_bytes, optimizer_bytes: the variables.
-      gradients_bytes: gradients and their sums, and whatever else depends on the batch's numbers, not its length.
+      gradients_bytes: gradients and their sums, and all else that depends on the batch's values but not on its
+        length.
       activations_bytes: all that grows with the batch: what the backward pass needs, and its own results.
       buffers_bytes: the batch, batch statistics, constants, converted parameters, workspace of kernels, and on the
-        host the first values of the model that the engine was built from.
+        host the initial values of the model that the engine was built from.
       collectives_bytes: what an exchange with other processes needs.
     """
 
@@ -48,7 +50,7 @@ class StepMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Held:
-    """Bytes of a memory from before a step until after it."""
+    """Bytes of a memory that are held throughout a step."""
 
     parameters_bytes: int = 0
     optimizer_bytes: int = 0
@@ -56,10 +58,10 @@ class _Held:
 
 
 class EngineMemory:
-    """Predicts the memory of a training step for batches of any length. It traces the step, and runs nothing.
+    """Predicts the memory of a training step for batches of any length. It traces the step without running it.
 
     Attributes:
-      template_bytes: values of the engine's Keras model, which stay as they were before the first step.
+      template_bytes: values of the engine's Keras model, which training leaves unchanged.
     """
 
     def __init__(self, engine: Engine):
@@ -72,7 +74,7 @@ class EngineMemory:
         concretes = [function.get_concrete_function() for function in functions]
         threads = engine.devices.threads_per_tower or num_cores()
         self._graphs = [StepGraph(concrete, kernel_threads=threads) for concrete in concretes]
-        # The sums of the microbatches so far, which every call gets and returns anew.
+        # The sums of the microbatches so far: every call takes them, and returns new ones.
         self._sums_bytes = sum(map(_bytes_of, concretes[0].outputs)) if len(concretes) > 1 else 0
         self._placement = engine.placement
         described = engine.tower.variables
@@ -136,7 +138,7 @@ class EngineMemory:
 
 
 def _peaks_of(graph: StepGraph, length: int, *, one_memory: bool) -> dict[str, Peak]:
-    """The peaks with as many operations at once as `towers.devices` sets, over the orders that are likely."""
+    """The peaks over several likely orders, with as many operations at once as `towers.device_setup` sets."""
     return peaks(graph.operations(length, one_memory=one_memory), max(2, num_cores()), _NUM_ORDERS)
 
 

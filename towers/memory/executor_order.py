@@ -10,23 +10,23 @@ NonBlockingThreadPool; compared with the order of operations in traces of a step
       operations of another device                      to the front of the thread's own queue
     then it takes the front of its own queue, or else the back of another thread's
 
-Each device's part of the graph begins with one operation, after which all that need no other one are ready.
+Each device's part of the graph begins with one operation; after it, all operations without other inputs are ready.
 
 So of a convolution's two gradients, which become ready together, the later one in the graph runs at once and the
 other one after all that follows from the first. Gradients of kernels run last, the last layer's very last.
 
-Several threads run the operations of each step in another order, because an operation takes longer where a
-thread waits for a core, a lock or memory. `schedule` has an order for each seed: with seeds 0 and 1 costs are as
-given, with others they are multiplied by exp(x), where x has the normal distribution with standard deviation 1.
+With several threads the order differs from step to step, because an operation takes longer where a thread waits
+for a core, a lock or memory. `schedule` has an order for each seed: with seeds 0 and 1 costs are as given, with
+others they are multiplied by exp(x), where x has the normal distribution with standard deviation 1.
 
-A device gets a tensor from another one when it is there and an operation has begun to receive it. These
-operations are ready from the beginning. A thread that finds nothing else takes them from the back of another
-queue. A thread that waits for a core, and wakes up late, finds other work; then they lie behind all that became
-ready later, and the sums of towers' gradients come after all gradients that the first thread computes. In traced
-steps of ResNet-20 on two towers and busy cores, 4 of 20 began to receive after 0.6 to 0.9 of the step. In which
-order these operations come into the queue differs from process to process, because many followers are in a hash
-set. With an odd seed only one thread is awake at the beginning, and what sums wait for comes first, so that it is
-taken last.
+A device gets a tensor from another device once the tensor exists and an operation has begun to receive it. These
+receiving operations are ready from the beginning. A thread that finds nothing else takes them from the back of
+another queue. A thread that waits for a core, and wakes up late, finds other work; the receiving operations then
+lie behind all that became ready later, and the sums of towers' gradients come after all gradients that the first
+thread computes. In traced steps of ResNet-20 on two towers and busy cores, 4 of 20 began to receive after 0.6 to
+0.9 of the step. The order in which these operations enter the queue differs from process to process, because an
+operation's many followers are kept in a hash set. With an odd seed only one thread is awake at the beginning, and
+the operations that sums wait for enter the queue first, so that they are taken last.
 """
 
 import collections
@@ -47,7 +47,7 @@ class Scheduled(Protocol):
     is_cheap: bool
 
 
-# How late a thread wakes up, as a part of what all operations cost; disturbed as costs are.
+# How late a thread wakes up, as a fraction of the cost of all operations; varied by the seed like costs.
 _LATE = 0.01
 # TensorFlow keeps more edges than these in a hash set (EdgeSet in tensorflow/core/graph/edgeset.h).
 _MOST_IN_ORDER = 8
@@ -59,9 +59,9 @@ def schedule(
     """Yields when each operation begins and ends, in order: its index, and whether it ends.
 
     Args:
-      operations: of the graph.
+      operations: operations of the graph.
       num_threads: number of operations that may run at once.
-      seed: which of the orders of several threads; 0 for that of the costs as given and threads that are awake.
+      seed: selects one of the orders of several threads; 0 for costs as given and all threads awake.
 
     Raises:
       ValueError: operations wait for each other in a circle.
@@ -75,7 +75,7 @@ def schedule(
     is_late = seed % 2 == 1
     waiting = _Waiting(operations, reverses=is_late)
     threads = _Threads(operations, num_threads, waiting.first)
-    # (time of the end, order of the beginning, thread, index); of a thread that wakes up there is no index.
+    # (time of the end, order of the beginning, thread, index); index None for a thread that wakes up.
     running: list[tuple[float, int, int, int | None]] = []
     for thread in range(1, num_threads):
         wakes = disturbed(_LATE * sum(costs)) if is_late else 0
@@ -106,8 +106,9 @@ class _Waiting:
 
     def __init__(self, operations: Sequence[Scheduled], *, reverses: bool):
         """Args:
-        operations: of the graph.
-        reverses: whether many followers of an operation come into a queue in the reverse order of the graph.
+        operations: operations of the graph.
+        reverses: whether, if an operation has many followers, they enter a queue in the reverse order of the
+          graph.
         """
         self._operations = operations
         self._counts = []
@@ -116,7 +117,7 @@ class _Waiting:
             data = {source for source, _ in one.reads}
             control = set(one.after) - data
             self._counts.append(len(data) + len(control))
-            # An operation that reads a result comes before one that only runs after it.
+            # Operations that read a result come before those that only run after it.
             for source in data:
                 followers[source].append((False, index))
             for source in control:
@@ -161,7 +162,7 @@ class _Threads:
         self._idle = [0]
 
     def wake(self, thread: int) -> None:
-        """From now on the thread takes operations."""
+        """Lets the thread take operations from now on."""
         self._idle.append(thread)
 
     def taken(self) -> Iterator[tuple[int, int]]:
@@ -176,7 +177,7 @@ class _Threads:
         self._idle = still
 
     def end(self, thread: int, index: int, ready: Sequence[int]) -> None:
-        """Gives the thread, which has ended an operation, what became ready."""
+        """Ends an operation of the thread, and gives it the operations that became ready."""
         executor = self._operations[index].executor
         own = [one for one in ready if self._operations[one].executor == executor]
         self._next[thread].extend(one for one in own if self._operations[one].is_cheap)

@@ -1,4 +1,4 @@
-"""A graph of known shapes as operations: what each reads and writes, how long it takes, where its memory is."""
+"""A graph of known shapes as operations: what each reads and writes, its cost, and which memory it uses."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,18 +15,19 @@ from towers.memory.tensor_kinds import ACTIVATIONS, BATCH, COPIES, tensor_bytes
 from towers.tracing.compiled_functions import called_names
 
 HOST_MEMORY = "CPU:0"
-# What grappler puts around the body of a call; when TensorFlow runs the step, towers do not wait for each other.
+# Nodes that grappler puts around the body of a call. Control inputs from them are ignored: in a real step towers
+# do not wait for each other.
 _OF_CALLS = ("input_control_node", "output_control_node")
 _PRODUCTS = ("Conv", "MatMul", "Einsum")
 _PRODUCT_COST = 10
 _EACH_COST = 10_000
-# Kernels that say that they are not expensive (`OpKernel::IsExpensive`); traces show none of them.
+# Kernels that TensorFlow considers cheap (`OpKernel::IsExpensive` is false); traces show none of them.
 _CHEAP = {
     *("Const", "Identity", "IdentityN", "Reshape", "Shape", "ShapeN", "Rank", "Size", "ExpandDims", "Squeeze"),
     *("NoOp", "VarHandleOp", "Placeholder", "PlaceholderWithDefault", "StopGradient", "PreventGradient"),
     *("EnsureShape", "Bitcast", "BroadcastGradientArgs", "BroadcastArgs", "ConcatOffset"),
 }
-# Their tensors lie in the graph or in a variable, or the caller has them.
+# Operations whose tensors lie in the graph or in a variable, or belong to the caller.
 _WITHOUT_BUFFER = {"Const", "ReadVariableOp", "VarHandleOp", "Placeholder"}
 
 
@@ -36,7 +37,7 @@ def _device_name(device: str) -> str:
 
 
 def _is_cheap(operation: tf.Operation) -> bool:
-    """Whether TensorFlow's threads run it at once. All kernels of GPUs are: they only start something there."""
+    """Whether TensorFlow's threads run it at once. All GPU operations are cheap: they only start kernels."""
     return operation.type in _CHEAP or "GPU" in operation.device
 
 
@@ -44,7 +45,7 @@ class GraphOperations:
     """The operations of a graph.
 
     Attributes:
-      operations: those of the graph, and those that send tensors to other devices.
+      operations: operations of the graph, and operations that send tensors to other devices.
     """
 
     def __init__(
@@ -58,22 +59,22 @@ class GraphOperations:
         bodies: dict[tuple, int],
     ):
         """Args:
-        graph: its shapes are known.
-        kinds: kinds of its tensors, by name, as from `tensor_kinds.kinds_of`; others are copies.
+        graph: a graph whose shapes are known.
+        kinds: kinds of its tensors, by name, as from `tensor_kinds.kinds_of`; the other tensors are copies.
         results: names of the tensors that are kept to the end.
         one_memory: whether all CPU devices are one memory; else each has its own.
         kernel_threads: number of threads of an operation.
-        bodies: bytes of the bodies of loops and branches that are known; more are added.
+        bodies: cache of the bytes of the bodies of loops and branches; new ones are added.
         """
         self._kinds, self._results, self._one_memory = kinds, results, one_memory
         self._kernel_threads, self._bodies = kernel_threads, bodies
         self._library = {function.signature.name: function for function in graph.as_graph_def().library.function}
         self._indices: dict[str, int] = {}
-        # By tensor and device where it is after it was sent there.
+        # By tensor and device: the tensor's copy on a device that it was sent to.
         self._sent: dict[tuple[str, str], tuple[int, int]] = {}
         # Max poolings with a second output.
         self._with_positions: set[str] = set()
-        # By device the operation after which those that wait for nothing else are ready.
+        # By device: the operation after which operations without other inputs are ready.
         self._begins: dict[str, int] = {}
         self.operations: list[Operation] = []
         for operation in graph.get_operations():
@@ -92,7 +93,7 @@ class GraphOperations:
         memory = self._memory_of(operation.device)
         reads = [self._read(tensor, operation) for tensor in operation.inputs]
         if operation.type == "MaxPoolGrad" and operation.inputs[1].op.name in self._with_positions:
-            # Beside the result of the max pooling it reads where the largest inputs were.
+            # Beside the max pooling's result it reads the positions of the largest inputs.
             reads.append((self._indices[operation.inputs[1].op.name], 1))
         before = [one.name for one in operation.control_inputs if not any(name in one.name for name in _OF_CALLS)]
         after = [self._indices[name] for name in before if name in self._indices]
@@ -118,7 +119,7 @@ class GraphOperations:
         )
 
     def _cost(self, operation: tf.Operation, reads: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> float:
-        """The bytes that it moves; matrix products take longer, views only what each operation takes."""
+        """The bytes that it moves; more for matrix products; for views only the fixed cost of an operation."""
         if operation.type in _CHEAP:
             return _EACH_COST
         moved = [self.operations[source].outputs[position].num_bytes for source, position in reads]
@@ -131,7 +132,7 @@ class GraphOperations:
         return HOST_MEMORY if self._one_memory and name.startswith("CPU") else name
 
     def _read(self, tensor: tf.Tensor, operation: tf.Operation) -> tuple[int, int]:
-        """Where an operation reads a tensor: on another device what was sent to it, in another memory a copy."""
+        """The (operation, output) that an operation reads for a tensor: what was sent to its device, or a copy."""
         index, position = self._indices[tensor.op.name], tensor.value_index
         source, reader = self.operations[index].executor, _device_name(operation.device)
         if source == reader:
@@ -160,7 +161,7 @@ class GraphOperations:
         return self._sent[tensor.name, reader]
 
     def _received(self, tensor: tf.Tensor, reader: str) -> int:
-        """Where a device begins to wait for a tensor: not before a thread has time for it."""
+        """The operation with which a device starts to receive a tensor, once a thread has time for it."""
         self.operations.append(
             Operation(
                 name=f"{tensor.op.name} at {reader}",
@@ -187,9 +188,9 @@ class GraphOperations:
         )
 
     def _of_bodies(self, operation: tf.Operation) -> int:
-        """The most that a branch or the body of a loop needs: a function of the operation's last inputs."""
+        """The peak of the operation's branches or loop body, functions of its last inputs."""
         if operation.node_def.attr["_XlaMustCompile"].b:
-            # Compiled: others write their outputs only, as the trace of a step shows.
+            # Compiled by XLA; other compiled functions allocate only their outputs, as the trace of a step shows.
             shapes = [tensor.shape for tensor in operation.inputs]
             return loop_workspace_bytes(operation.get_attr("f").name, shapes) or 0
         names = called_names(operation.node_def)

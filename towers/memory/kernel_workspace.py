@@ -1,4 +1,4 @@
-"""What TensorFlow's CPU kernels allocate besides their outputs, in bytes.
+"""Bytes that TensorFlow's CPU kernels allocate besides their outputs.
 
 Source: the allocations of traced steps (TensorFlow 2.21, two cores with and without oneDNN's kernels), and the
 sources in tensorflow/core/kernels. The gradients of a convolution (conv_grad_filter_ops.h, conv_grad_input_ops.h)
@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from towers.hardware.cpu_kernels import runs_onednn
 
-# What TensorFlow takes for the sizes of the L3 cache and of the L2 cache.
+# The sizes of the L3 and L2 cache that TensorFlow assumes.
 _L3_BYTES, _L2_BYTES = 30 << 20, 256 << 10
 _POSITION_BYTES = 8
 
@@ -32,7 +32,7 @@ def workspace_bytes(operation: tf.Operation, num_threads: int = 1) -> int:
     """The workspace of an operation whose shapes are known; 0 for one that is not listed here.
 
     Args:
-      operation: in a graph of known shapes.
+      operation: an operation in a graph of known shapes.
       num_threads: number of threads that it may use.
     """
     if "GPU" in operation.device:
@@ -54,7 +54,7 @@ def patches_bytes(
       filter_elements: height * width * input channels of the filter.
       depth: output channels.
       item_bytes: bytes of an element.
-      examples: of the batch, for the gradient with respect to the image; 0 for that of the filter.
+      examples: number of examples of the batch, for the image's gradient; 0 for the filter's gradient.
       num_threads: number of threads of an operation.
     """
     patches = positions * filter_elements
@@ -82,13 +82,13 @@ def _of_convolution(operation: tf.Operation, num_threads: int, *, of_image: bool
 
 
 def _of_max_pool_gradient(operation: tf.Operation, _num_threads: int) -> int:
-    """The maxima, and where they are."""
+    """Bytes of the maxima and of their positions."""
     count = operation.inputs[1].shape.num_elements() or 0
     return count * (operation.inputs[1].dtype.size + _POSITION_BYTES)
 
 
 def _of_einsum(operation: tf.Operation) -> int:
-    """Copies of inputs and of the result whose dimensions a product of matrices has in another order."""
+    """Bytes of copies of inputs and result whose dimensions a matrix product needs in another order."""
     equation = operation.get_attr("equation").decode()
     inputs, _, result = equation.partition("->")
     first, _, second = inputs.partition(",")

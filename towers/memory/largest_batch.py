@@ -6,11 +6,11 @@ from collections.abc import Callable
 def largest_batch(bytes_of: Callable[[int], float], limit_bytes: float, *, multiple: int = 1) -> int:
     """The largest multiple of `multiple` whose batch needs at most `limit_bytes`; 0 if none fits.
 
-    The bytes are nearly a straight line over the batch, so a trial is where the line through the last two cuts the
-    limit; every other one halves what is left, for curves with steps.
+    The bytes are almost linear in the batch size, so each trial is where the line through the last two points
+    meets the limit; every second trial bisects the remaining interval instead, for curves with steps.
 
     Args:
-      bytes_of: bytes for a batch of so many examples; must not fall, and must exceed the limit somewhere.
+      bytes_of: bytes for a batch of this many examples; must not decrease, and must exceed the limit somewhere.
       limit_bytes: bytes of the memory.
       multiple: towers times microbatches, so that all parts are equal.
     """

@@ -8,8 +8,8 @@
 
 A tensor lives from the operation that writes it until the last one that reads it has run. Operations run in the
 order of `towers.memory.executor_order`. A thread takes longer for an operation of more bytes, so that independent
-operations, such as those of two towers, run side by side. The peak depends on which operations meet, so it is the
-largest over several such orders.
+operations, such as those of two towers, run side by side. The peak depends on which operations run at the same
+time, so it is the largest over several such orders.
 """
 
 import collections
@@ -27,9 +27,10 @@ class Output:
       num_bytes: its size.
       kind: what it is, for sums by kind.
       memory: the memory that it lies in.
-      shares: index of the input whose buffer it always is, as that of a reshape; None for a buffer of its own.
-      may_reuse: indices of the inputs whose buffer it takes if that has its size and nothing else will read it.
-      is_kept: whether it lives to the end of the graph: its results, and what the caller holds.
+      shares: index of the input whose buffer it always uses, as a reshape does; None for a buffer of its own.
+      may_reuse: indices of the inputs whose buffer it takes over if the size is equal and nothing else will read
+        it.
+      is_kept: whether it lives to the end of the graph: a result, or a tensor that the caller holds.
     """
 
     num_bytes: int
@@ -49,7 +50,7 @@ class Operation:
       reads: the tensors that it reads, in order: (index of the operation that writes it, index of its output).
       after: indices of other operations that must have run before.
       outputs: the tensors that it writes.
-      workspace_bytes: what it needs only while it runs.
+      workspace_bytes: memory that it needs only while it runs.
       cost: how long it runs, in any unit.
       memory: the memory of its workspace.
       executor: the device that runs it.
@@ -89,9 +90,10 @@ def peaks(operations: Sequence[Operation], num_threads: int = 1, num_orders: int
     """The largest peak of each memory over several orders of the operations.
 
     Args:
-      operations: of the graph.
+      operations: operations of the graph.
       num_threads: number of operations that may run at once.
-      num_orders: number of orders: that of the costs as given, and disturbed ones. One thread has one.
+      num_orders: number of orders: first with the costs as given, then with varied costs. One thread has a single
+        order.
     """
     found: dict[str, Peak] = {}
     for seed in range(num_orders if num_threads > 1 else 1):
@@ -116,7 +118,7 @@ class _Buffer:
 
     def __init__(self, output: Output):
         self.num_bytes, self.kind, self.memory = output.num_bytes, output.kind, output.memory
-        # Reads that are still to come, by whichever tensor.
+        # Number of reads still to come, of any tensor in it.
         self.readers = 0
 
 
@@ -143,7 +145,7 @@ class _Alive:
             self._note(memory, one.name)
 
     def end(self, index: int) -> None:
-        """Frees an operation's workspace, and what nothing reads any more."""
+        """Frees an operation's workspace, and all buffers that nothing still reads."""
         one = self._operations[index]
         self._bytes[one.memory][WORKSPACE] -= one.workspace_bytes
         read = [self._buffers[tensor] for tensor in one.reads]
@@ -171,7 +173,7 @@ class _Alive:
     ) -> _Buffer | None:
         """The input's buffer that an output is written to; None for a new one.
 
-        It may be larger than both: an input that is a part of a buffer, whose other parts nothing reads any more.
+        The buffer may be larger: the input may be a part of a buffer whose other parts nothing still reads.
         """
         if output.shares is not None:
             return read[output.shares]

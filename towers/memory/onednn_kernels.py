@@ -1,8 +1,8 @@
-"""What oneDNN's kernels keep and need on CPUs, where TensorFlow runs them in place of its own.
+"""Memory that oneDNN's kernels keep and need on CPUs, where TensorFlow runs them instead of its own.
 
 Source: the allocations of traced steps (TensorFlow 2.21 on an AMD EPYC with AVX-512), and mkl_maxpooling_op.cc and
 mkl_fused_batch_norm_op.cc in tensorflow/core/kernels/mkl. Gradients of convolutions and of max pooling need no
-workspace of TensorFlow's allocator; in place of it two kernels keep a tensor that their gradient reads:
+workspace from TensorFlow's allocator; but two kernels keep a tensor that their gradient reads:
 
     max pooling           a byte for each result: which of its inputs was the largest
     batch norm with ReLU  a bit for each result: whether it is above 0. TensorFlow takes the number of bytes that
@@ -20,7 +20,7 @@ _BITS = 8
 
 
 def positions_bytes(operation: tf.Operation) -> int:
-    """Bytes that a max pooling keeps for its gradient beside its output; 0 for others."""
+    """Bytes that a max pooling keeps for its gradient besides its output; 0 for others."""
     if operation.type != "MaxPool" or not _is_onednn(operation):
         return 0
     readers = operation.outputs[0].consumers()

@@ -1,4 +1,4 @@
-"""A traced function as one graph: the calls in it inlined, and every shape known for a batch of some length.
+"""A traced function as one graph: its calls are inlined, and all shapes are known for a batch of a given length.
 
 `towers.engine.Engine` traces a step for batches of any length. Here the batch gets a length, and TensorFlow infers
 all shapes that follow from it.
@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 from tensorflow.python.framework import meta_graph, op_def_registry
-from tensorflow.python.grappler import tf_optimizer  # the one way to call the graph optimizer
-from tensorflow.python.ops import handle_data_util  # the one way to give an argument the shape of a variable
+from tensorflow.python.grappler import tf_optimizer  # the only way to call the graph optimizer
+from tensorflow.python.ops import handle_data_util  # the only way to give an argument the shape of a variable
 
 from towers.tracing.flat_graph import FlatGraph
 
-# Before the names of what stands for the arguments; their own placeholders stay, and nothing reads them.
+# Name prefix of the placeholders that replace arguments; the original placeholders stay, but nothing reads them.
 ARGUMENT = "argument/"
 
 
 def inlined(concrete) -> tf.compat.v1.GraphDef:
-    """The graph of a concrete function, with the bodies of those that it calls, as TensorFlow runs it."""
+    """The graph of a concrete function with all called functions inlined, as TensorFlow runs it."""
     described, _ = meta_graph.export_scoped_meta_graph(
         graph=concrete.graph, graph_def=concrete.graph.as_graph_def(add_shapes=True)
     )
@@ -29,9 +29,9 @@ def inlined(concrete) -> tf.compat.v1.GraphDef:
     described.collection_def["train_op"].CopyFrom(kept)
     in_functions = [node for function in described.graph_def.library.function for node in function.node_def]
     for node in (*described.graph_def.node, *in_functions):
-        # Loops and branches stay one operation each, with a body.
+        # Each loop or branch stays one operation with a body.
         _drop(node, "_lower_using_switch_merge")
-        # Some are to be where a node is that the optimizer replaces; the devices say enough.
+        # The attribute may name a node that the optimizer replaces; the devices suffice.
         _drop(node, "_class")
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
@@ -43,11 +43,11 @@ def inlined(concrete) -> tf.compat.v1.GraphDef:
 
 
 def _without_unused(graph_def: tf.compat.v1.GraphDef, results: Sequence[str]) -> tf.compat.v1.GraphDef:
-    """Without what has no effect and no result, as it runs: arguments that a call does not use, mostly."""
+    """The graph without nodes that have neither effect nor result, mostly unused arguments: as it runs."""
     has_effect = [node.name for node in graph_def.node if op_def_registry.get(node.op).is_stateful]
     found = FlatGraph(graph_def, (), results, has_effect).without_dead_nodes().graph_def
     for node in found.node:
-        # Some are to be where an unused one was; all have a device by now.
+        # The attribute may name an unused node; all nodes have a device by now.
         _drop(node, "_class")
     return found
 
@@ -61,8 +61,8 @@ def shaped(graph_def, arguments: Mapping[str, tuple[tf.Tensor, int | None]]) -> 
     """The graph with all shapes that follow from its arguments.
 
     Args:
-      graph_def: as from `inlined`, or of another function.
-      arguments: by the name of an argument a tensor like it, and the batch's length if it is open.
+      graph_def: GraphDef from `inlined`, or of another function.
+      arguments: by the name of an argument, a tensor like it, and the batch's length if its dimension 0 is open.
     """
     with tf.Graph().as_default() as graph:
         given = {f"{name}:0": _argument(name, *like) for name, like in arguments.items()}

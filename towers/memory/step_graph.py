@@ -9,7 +9,8 @@ from towers.memory.lifetimes import Operation
 from towers.memory.shaped_graph import ARGUMENT, inlined, is_open, shaped
 from towers.memory.tensor_kinds import kinds_of
 
-# Fewest examples of the batch that tells, beside one of twice as many, what grows with it: no part may be empty.
+# Minimum size of the batch that, compared with twice as many examples, shows what grows with the batch: no part
+# may be empty.
 _FEW = 96
 
 
@@ -25,7 +26,8 @@ class StepGraph:
         self._graph_def = inlined(concrete)
         self._arguments = {tensor.op.name: tensor for tensor in concrete.inputs}
         self._results = collections.Counter(tensor.name for tensor in concrete.outputs)
-        # The last graph with known shapes, and bytes of bodies: a length is asked for again, for one memory.
+        # Cache of the last graph with known shapes, and of bytes of bodies: a length is requested again for one
+        # memory.
         self._last: tuple[int, tf.Graph] | None = None
         self._kinds: dict[str, str] = {}
         self._bodies: dict[tuple, int] = {}
@@ -44,7 +46,7 @@ class StepGraph:
 
         Args:
           length: number of examples.
-          one_memory: whether all CPU devices are one memory; else each has its own, for what each holds.
+          one_memory: whether all CPU devices share one memory; else each has its own.
         """
         if not self._kinds:
             self._kinds = self._kinds_at(max(length, _FEW))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# The batch itself; what grows with it; what depends on its numbers alone; what does not.
+# The batch itself; what grows with its length; what depends only on its values; all else.
 BATCH, ACTIVATIONS, GRADIENTS, COPIES = "batch", "activations", "gradients", "copies"
 
 

@@ -1,4 +1,4 @@
-"""What the forward pass of a transformer layer keeps for the backward pass, in bytes a device.
+"""Bytes per device that the forward pass of a transformer layer keeps for the backward pass.
 
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198,
 section 4 and table 2. Sequence length s, microbatch b, hidden size h, a attention heads, t slices of each layer
@@ -9,7 +9,7 @@ section 4 and table 2. Sequence length s, microbatch b, hidden size h, a attenti
     MLP           its input 2sbh, dropout mask sbh;                      slices: GELU's input 8sbh and output 8sbh
     layer norms   their inputs 4sbh
 
-What slices hold is divided by t, the rest only where the sequence is sliced too (sequence parallelism):
+What slices hold is divided by t, the rest only if the sequence is sliced too (sequence parallelism):
 
     no slices                    sbh (34 + 5as/h)
     slices                       sbh (10 + 24/t + 5as/(ht))
@@ -46,7 +46,7 @@ class TransformerLayer:
 
 @dataclasses.dataclass(frozen=True)
 class LayerActivations:
-    """What one layer keeps on each device."""
+    """Bytes that one layer keeps on each device."""
 
     attention_bytes: float
     mlp_bytes: float
@@ -64,12 +64,13 @@ def layer_activations(
     sequence_is_sliced: bool = False,
     recomputation: Recomputation = Recomputation.NONE,
 ) -> LayerActivations:
-    """What one layer keeps of one microbatch on each of its devices.
+    """Bytes that one layer keeps for one microbatch on each of its devices.
 
     Args:
       layer: the sizes of its input.
       num_slices: devices over which the heads and the MLP are divided.
-      sequence_is_sliced: whether layer norms, dropouts and the inputs of blocks are divided over them too.
+      sequence_is_sliced: whether layer norms, dropouts and the inputs of blocks are divided over these devices
+        too.
       recomputation: what is computed again. With FULL and a sliced sequence, the layer's input is divided too.
 
     Raises:

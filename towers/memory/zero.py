@@ -1,4 +1,4 @@
-"""Model states of data parallel training with ZeRO, in bytes a device.
+"""Model states of data parallel training with ZeRO, in bytes per device.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv
 1910.02054, section 5 and table 1. P parameters, N devices, and K bytes of optimizer state for each parameter:
@@ -52,7 +52,7 @@ def model_states(
     """The bytes of parameters, gradients and optimizer state on each device.
 
     Args:
-      num_parameters: of the whole model.
+      num_parameters: number of parameters of the whole model.
       num_devices: over which the states are sharded.
       zero: what is sharded: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.
       each: what one parameter costs.

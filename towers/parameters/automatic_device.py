@@ -1,4 +1,4 @@
-"""Where a process's towers on GPUs have their parameters if nobody says it: arithmetic on plain numbers.
+"""The default parameter device of a process with towers on GPUs: arithmetic on plain numbers.
 
     state = parameters + gradients + optimizer state, all whole
 
@@ -6,23 +6,23 @@
                                           several GPUs    a copy on each; on the first if tables are read by rows
     more                                  on the CPU, with the optimizer state and the update
 
-The other half is for what a step has beside the state: the values that it reads (a copy where the update comes
-before the last reader), each tower's own gradients, and activations. Never measured on GPUs.
+The other half is for the rest of a step: the values that it reads (copied where the update comes before the last
+reader), each tower's own gradients, and activations. Never measured on GPUs.
 """
 
 import dataclasses
 
-# Part of a GPU's memory that the state may have.
+# Fraction of a GPU's memory that the state may take.
 _PART_FOR_STATE = 0.5
 CPU, FIRST_GPU, ON_EACH = "cpu", "gpu:0", "replicated"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A choice.
+    """The chosen parameter device.
 
     Attributes:
-      device: as the argument `parameter_device`: CPU, FIRST_GPU or ON_EACH.
+      device: value for the argument `parameter_device`: CPU, FIRST_GPU or ON_EACH.
       reason: a sentence for the user.
     """
 
@@ -38,15 +38,15 @@ def chosen_device(
     gpu_bytes: int | None,
     reads_rows: bool = False,
 ) -> Chosen:
-    """Where the parameters are best.
+    """The best parameter device.
 
     Args:
       num_gpus: number of GPUs with towers, at least 1.
-      parameter_bytes: of all parameters; gradients are as large.
-      slot_bytes: of the optimizer state.
+      parameter_bytes: size of all parameters; gradients are as large.
+      slot_bytes: size of the optimizer state.
       gpu_bytes: memory of the smallest of these GPUs; None if it is not known, which counts as enough.
-      reads_rows: whether there are large tables of which a step reads the rows of its batch: only parameters on
-        one device allow that.
+      reads_rows: whether steps read only their batch's rows of large tables, which requires all parameters on one
+        device.
     """
     state_bytes = 2 * parameter_bytes + slot_bytes
     state = f"{_text(state_bytes)} of parameters, gradients and optimizer state"
@@ -64,7 +64,7 @@ def chosen_device(
 
 
 def _too_large(state: str, gpu_bytes: int, gradients_are_too: bool, num_gpus: int) -> str:
-    """Why the CPU, and what divides the state over GPUs instead."""
+    """The reason for the CPU, and the option that divides the state over GPUs instead."""
     why = f"{state} are more than half of a GPU's {_text(gpu_bytes)}"
     if num_gpus == 1:
         return why

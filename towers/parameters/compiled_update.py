@@ -1,4 +1,4 @@
-"""An update of all parameters and state as one function that XLA compiles, for GPUs.
+"""Updates all parameters and state in one function compiled by XLA, for GPUs.
 
 A GPU waits for the host between small operations. On an H100 a step of ResNet-20 (bfloat16, 1,024 examples, its
 tower compiled) kept the GPU busy for 6.6 of 14.8 ms: the update of 65 parameters was 900 operations. With the
@@ -15,9 +15,9 @@ from towers.gradients import Gradient
 from towers.updates.composed_rules import Lookahead, ScaledRates
 from towers.updates.rules import SGD, Adam, Momentum, Muon, UpdateRule
 
-# A class derived from one of these may have an `apply` of its own.
+# Exact classes only: a derived class may have its own `apply`.
 _KNOWN, _AROUND_OTHERS = (SGD, Momentum, Adam, Muon), (ScaledRates, Lookahead)
-# Old and new values are in memory at once. Large parameters keep a GPU busy by themselves.
+# Old and new values are in memory at once. Large parameters keep a GPU busy without compilation.
 _MOST_BYTES = 256 << 20
 
 
@@ -43,7 +43,7 @@ def update_compiled(
     update: tf.Tensor,
     flag: tf.Tensor,
 ) -> None:
-    """Applies the rule to every parameter and sets the state; if the flag is not set all keep their values.
+    """Applies the rule to every parameter and sets the state; if `flag` is false, all keep their values.
 
     Args:
       rule, parameters, means: as for `can_compile`, which must be true.
@@ -75,9 +75,9 @@ def new_values(rule: UpdateRule, names, values, slots, means, old, new, rate, up
 
     Args:
       rule, rate, update, flag: as for `update_compiled`.
-      names: of the parameters.
-      values, slots, means: of each parameter; its slots by name.
-      old, new: of the state that changes.
+      names: names of the parameters.
+      values, slots, means: one item for each parameter; its slots by name.
+      old, new: values of the state that changes.
 
     Returns:
       The parameters, their slots and the state that changes.
@@ -86,7 +86,7 @@ def new_values(rule: UpdateRule, names, values, slots, means, old, new, rate, up
         rule.new_values(name, value, of_name, mean, rate, update)
         for name, value, of_name, mean in zip(names, values, slots, means, strict=True)
     ]
-    # A product with 0 would be no mask: NaN * 0 is NaN.
+    # Multiplying by 0 would not mask: NaN * 0 is NaN.
     return tf.nest.map_structure(
         lambda one, other: tf.where(flag, one, other),
         ([value for value, _ in found], [of_name for _, of_name in found], list(new)),

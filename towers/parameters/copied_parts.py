@@ -30,10 +30,10 @@ class CopiedPart:
     """A parameter or a slice of it, with its copies and slots.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: the owner's device, where its gradient is summed.
       copies: a copy for each device, the owner's first.
-      slots: by each device that has them (and so makes the update) the slots by slot name.
+      slots: for each device that has slots (and so makes the update), its slots by slot name.
     """
 
     shard: Shard
@@ -50,14 +50,14 @@ class CopiedPart:
         holders: Sequence[str],
         updating: Sequence[str],
     ) -> "CopiedPart":
-        """Copies with the template's present values, and slots of zeros.
+        """Creates copies with the template's current values, and slots of zeros.
 
         Args:
           shard: which part of the template.
           template: the parameter.
           rule: names the slots.
           holders: the devices of the copies, the owner's first.
-          updating: those that have the slots.
+          updating: the devices with slots.
         """
         copies, slots = {}, {}
         for device in holders:
@@ -69,7 +69,7 @@ class CopiedPart:
         return cls(shard, holders[0], copies, slots)
 
     def slot(self, name: str) -> tf.Variable | CopiedVariable:
-        """A slot on all devices that have it."""
+        """A slot as one variable over all devices that have it."""
         own = [slots[name] for slots in self.slots.values()]
         return own[0] if len(own) == 1 else CopiedVariable(own)
 
@@ -98,11 +98,11 @@ class PlacementOfCopies:
         copies: PackedCopies = UNPACKED,
     ):
         """Args:
-        variables: give the first values of the state.
+        variables: give the initial values of the state.
         rule: says which slots there are.
         parts, owners: become the attributes.
-        devices: those that have all state; the first one combines what the towers return.
-        copies: sends mean gradients, new values from the owners and new state.
+        devices: the devices with a copy of all state; the first one combines what the towers return.
+        copies: sends mean gradients, the owners' new values, and new state.
         """
         self.parts, self.owners, self._copies = parts, owners, copies
         self._constraints = constraints_of(variables)
@@ -168,13 +168,13 @@ class PlacementOfCopies:
                     part.copies[device].assign(value)
 
     def _described(self, part: CopiedPart, device: str):
-        """A part's copy, its slots and its constraints by its parameter's name."""
+        """A part's copy, slots and constraints on a device, each by the parameter's name."""
         name = part.shard.name
         slots = {slot: {name: own} for slot, own in part.slots[device].items()}
         return {name: part.copies[device]}, slots, self._constraints
 
     def slots_on(self, devices: Sequence[str]) -> dict[str, list]:
-        """The slots of each of some devices, for `towers.parameters.optimizer_bytes.told`."""
+        """The slots on each device, for `towers.parameters.optimizer_bytes.told`."""
         found: dict[str, list] = {device: [] for device in devices}
         for part in self.parts:
             for device, own in part.slots.items():

@@ -6,13 +6,13 @@
     slots on every device   the owner sends the mean gradient; every device makes the same update   (replicated)
     slots on the owner      the owner makes the update and sends the new value                      (ZeRO 1, 2)
 
-With ZeRO 1 gradients meet once a step, with ZeRO 2 after each microbatch.
+With ZeRO 1 gradients are summed at the owners once a step, with ZeRO 2 after each microbatch.
 
-Owners have equal numbers of bytes, for which large parameters are sliced: sums at the owners and the sending back
-are a reduce-scatter and an all-gather.
+Large parameters are sliced so that all owners own about the same number of bytes: the sums at the owners are a
+reduce-scatter, sending the values back is an all-gather.
 
-State is copied to every tower's device too. The first one combines what the towers return, and sends what changes;
-frozen weights are never sent.
+State is copied to every tower's device too. The first device combines what the towers return, and sends what
+changes; frozen weights are never sent.
 """
 
 from collections.abc import Sequence
@@ -47,14 +47,14 @@ class CopiedPlacement(PlacementOfCopies):
         copies: PackedCopies = UNPACKED,
     ):
         """Args:
-        variables: give the first values.
+        variables: give the initial values.
         rule: says which slots there are.
         towers: the device of each tower.
         owners: the devices that own parts; None for the towers' devices.
         slots_everywhere: whether every device has all slots and makes every update; otherwise the owners do.
         meet_late: whether gradients are sent to their owners once a step, and not after each microbatch. Each
           tower then keeps the sums of all its gradients.
-        copies: sends gradients to their owners, and what they have made of them from there.
+        copies: sends gradients to their owners, and mean gradients or new values back.
         """
         constraints = constraints_of(variables)
         self._towers = towers

@@ -1,4 +1,4 @@
-"""A variable with a copy on each of several devices; a checkpoint has it once, and sets every copy."""
+"""A variable with a copy on each of several devices. A checkpoint stores it once, and restores every copy."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ import tensorflow as tf
 
 
 class CopiedVariable:
-    """Equal variables.
+    """Equal variables on several devices, used as one.
 
     Attributes:
-      copies: each a variable on its device; the first one is written to checkpoints.
+      copies: the variables, each on its device; checkpoints store the first one.
     """
 
     def __init__(self, copies: Sequence[tf.Variable]):

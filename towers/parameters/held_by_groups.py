@@ -1,4 +1,4 @@
-"""What towers of several devices have of the parameters, device by device, and how the towers share that.
+"""Which parameters each device of a tower of several devices uses, and how the towers share their ownership.
 
     data:2,stage:2           tower 0             tower 1
     stage 0's parameters     used on CPU:0       used on CPU:2       half of each is owned by CPU:0, half by CPU:2
@@ -26,9 +26,9 @@ class Held:
     """A parameter, or a slice of it, as one device of every tower uses it.
 
     Attributes:
-      shard: which part of which parameter; its owner is the index of the device in each tower.
-      cuts: its parts, as shards of the parameter; the owner of each is the index of a tower, whose device owns it,
-        or of a worker with one tower.
+      shard: the parameter, and which part of it; the owner is the index of the device in each tower.
+      cuts: its parts, as shards of the parameter. The owner of each is the index of the tower whose device owns
+        it, or of a worker with one tower.
       dimension: dimension along which the parts follow each other.
     """
 
@@ -42,7 +42,7 @@ class Held:
         return [cut.end - cut.begin for cut in self.cuts]
 
     def cut(self, gradient: Gradient, device: str) -> list[Gradient]:
-        """The parts of its gradient, cut on the device that computed it."""
+        """The parts of the gradient of what is held, cut on the device that computed it."""
         with tf.device(device):
             return [gradient] if len(self.cuts) == 1 else parts_of(gradient, self.dimension, self.lengths)
 
@@ -53,9 +53,9 @@ class OwnersOfGroups(MetAtOwners):
 
     Attributes:
       owners: where the gradients of the parts meet.
-      held: what each tower uses, in the order of its gradients.
+      held: what each tower uses, in the order of the tower's gradients.
       groups: the devices of each tower.
-      meet_late: whether they meet once a step, and not after each microbatch.
+      meet_late: whether gradients meet once a step, not after each microbatch.
     """
 
     held: Sequence[Held]
@@ -63,7 +63,7 @@ class OwnersOfGroups(MetAtOwners):
     meet_late: bool
 
     def cut(self, of_tower):
-        """The gradients of what is held, still whole: a tower's devices cut them when it is known which tower."""
+        """The gradients of what is held, still whole: the devices cut them later, when the tower is known."""
         found: list[Gradient] = []
         for gradient in of_tower:
             found += gradient.parts if isinstance(gradient, Slices) else [gradient]
@@ -95,17 +95,17 @@ class OwnersOfGroups(MetAtOwners):
         return self.owners.add(per_tower)
 
     def _homes(self) -> list[tuple[str, Held]]:
-        """What is held and its device, tower by tower."""
+        """(device, what it holds), tower by tower."""
         return [(group[held.shard.owner], held) for group in self.groups for held in self.held]
 
 
 def held_by_groups(
     shards: Sequence[Shard], templates: Mapping[str, keras.Variable], whole: Collection[str], groups: Groups
 ) -> list[Held]:
-    """What each tower uses, in order, and how the towers share it: about equally, device by device.
+    """What each tower uses, in order, and how the towers share its ownership: about equally, device by device.
 
     Args:
-      shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+      shards: shards of all parameters, in order; the owner of each is the index of a device in its tower.
       templates: the parameters by canonical name.
       whole: names of parameters that must not be cut.
       groups: the devices of each tower.
@@ -122,7 +122,7 @@ def held_by_groups(
 def _cuts_of(
     owner: int, shards: Sequence[Shard], templates: Mapping, whole: Collection[str], num_groups: int
 ) -> Mapping[str, list[Shard]]:
-    """How the towers share what their devices with index `owner` hold: shards of it by name, owned by towers."""
+    """How the towers share what their devices of index `owner` hold: by parameter name, shards owned by towers."""
     own = {shard.name: shard for shard in shards if shard.owner == owner}
     found: dict[str, list[Shard]] = {name: [] for name in own}
     for shard in shards_of(

@@ -1,4 +1,4 @@
-"""How much optimizer state each device has, for a line of the run."""
+"""How much optimizer state each device has, as a line for the user."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ def told(slots: Mapping[str, Sequence[tf.Variable]]) -> str:
     """'optimizer state: 1,200 bytes on cpu:0, 1,180 on cpu:1'.
 
     Args:
-      slots: the slots on each device, by its name.
+      slots: the slots on each device, by the device's name.
     """
     held = {device: sum(_bytes(variable) for variable in own) for device, own in slots.items()}
     first, *others = [

@@ -1,12 +1,13 @@
-"""Whether an update is applied, and how a graph leaves it out: a conditional, or masks.
+"""Whether an update is applied, and how a graph skips it: by a conditional or by masks.
 
     conditional   if flag: update                        the operations run only if the flag is set
     masks         old = w; update; w = flag ? w : old    they always run, and the old values come back, bit by bit
 
-An executor decides a conditional on the host. If the flag is computed on a GPU, the host would wait for it in
-every step, and the GPU then for the host. On CPUs a conditional costs nothing, and masks copy one parameter with
-its slots at a time: a step of `tiny` takes 3.9 ms of CPU time instead of 3.6, of ResNet-20 182 instead of 179
-(batch 64, Intel Xeon with AVX-512 without AMX, loaded). A rate of 0 would be no mask: NaN * 0 is NaN.
+The executor evaluates a conditional on the host. If the flag is computed on a GPU, the host would wait for the
+flag in every step, and then the GPU for the host. On CPUs a conditional costs nothing, and masks copy one
+parameter with its slots at a time: a step of `tiny` takes 3.9 ms of CPU time instead of 3.6, of ResNet-20 182
+instead of 179 (batch 64, Intel Xeon with AVX-512 without AMX, loaded). A learning rate of 0 would not mask: NaN *
+0 is NaN.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ class Permission(NamedTuple):
 
     Attributes:
       flag: bool scalar.
-      masked: whether masks take the place of a conditional. They select values (NaN * 0 is NaN).
+      masked: whether masks replace the conditional. They select values (NaN * 0 is NaN).
     """
 
     flag: tf.Tensor
@@ -29,7 +30,7 @@ class Permission(NamedTuple):
     def run(self, act: Callable[[], None]) -> None:
         """Runs `act`, in a graph too, if the flag is set.
 
-        Under masks it always runs: all that it does to variables goes through the methods below.
+        With masks `act` always runs, so it must change variables only through the methods below.
         """
         if self.masked:
             act()
@@ -42,17 +43,17 @@ class Permission(NamedTuple):
         tf.cond(self.flag, run, lambda: tf.constant(False))
 
     def change(self, variables: Sequence[tf.Variable], act: Callable[[], None]) -> list:
-        """Runs `act`, which changes some variables in place; they keep their values if the flag is not set.
+        """Runs `act`, which changes these variables in place; they keep their values if the flag is not set.
 
         Call it within `run`.
 
         Returns:
-          What to wait for before the old values are free; in a conditional nothing.
+          The operations after which the old values are freed; none with a conditional.
         """
         if not self.masked:
             act()
             return []
-        # The kernels copy a value that is still read, and change the copy.
+        # The update kernels copy a value that others still read, and change the copy.
         before = [variable.read_value() for variable in variables]
         act()
         return [
@@ -61,7 +62,7 @@ class Permission(NamedTuple):
         ]
 
     def change_rows(self, table: tf.Variable, rows: tf.Tensor, act: Callable[[], None]) -> list:
-        """As `change`, if `act` changes only these rows of a table; each is named at most once."""
+        """As `change`, for an `act` that changes only these rows of a table; `rows` has each at most once."""
         if not self.masked:
             act()
             return []

@@ -1,7 +1,7 @@
 """Where parameters, state and slots live, and so where gradients are summed and updates run; a class per policy.
 
 These are the only variables of a run. The Keras model is a template: it gives the structure, the names and the
-first values.
+initial values.
 """
 
 import collections
@@ -71,10 +71,10 @@ class Placement(Protocol):
         """
 
     def finish(self, is_last: Permission, *, rule: UpdateRule, updates: tf.Tensor) -> None:
-        """Finishes the rule's work on every parameter if `is_last`. Called after each step of such a rule.
+        """Runs the rule's `finish` on every parameter if `is_last`. Called after each step if the rule needs it.
 
         Args:
-          is_last: given only if it was the run's last step.
+          is_last: true only if this was the run's last step.
           rule: has a `num_steps`.
           updates: int64 scalar, number of updates of the run.
         """
@@ -102,14 +102,14 @@ class CentralPlacement:
         *,
         compiled: bool = False,
     ) -> "CentralPlacement":
-        """Variables on `device` with the template's present values, and slots of zeros.
+        """Creates variables on `device` with the template's current values, and slots of zeros.
 
         Args:
           variables: the model's.
           rule: names the slots.
-          device: where they are.
+          device: the device of the variables and slots.
           owners: where gradients meet, on `device`; the default is the sum over the towers of this process.
-          compiled: whether XLA compiles mean and update, where it can. Only with masks (`Permission`).
+          compiled: whether XLA compiles mean and update where it can. Requires masks (`Permission`).
         """
         with tf.device(device):
             parameters = variables_like(variables.parameters)
@@ -121,8 +121,8 @@ class CentralPlacement:
         """As `Placement.read`.
 
         Args:
-          rows: of some tables, by canonical name, the rows to read: int64 [n], ascending, each once. A whole table
-            that is read in a step is copied before its update.
+          rows: for some tables, by canonical name, the rows to read: int64 [n], ascending, each once. A table that
+            a step reads whole is copied before its update.
         """
         rows = rows or {}
         with tf.device(self.device):
@@ -133,7 +133,7 @@ class CentralPlacement:
             return values, [variable.read_value() for variable in self.state.values()]
 
     def compiles(self, rule: UpdateRule, means: Sequence[gradients.Gradient]) -> bool:
-        """Whether XLA compiles the update by these gradients (of which only the types count)."""
+        """Whether XLA compiles the update by such gradients; only their types matter."""
         return self.compiled and not self.constraints and can_compile(rule, self.parameters, means)
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
@@ -192,7 +192,7 @@ def set_state(state: Mapping[str, tf.Variable], new: Mapping[int, tf.Tensor], is
     """Assigns the new values, by index, to variables of the state, on their devices."""
     variables = list(state.values())
     for index, value in new.items():
-        with tf.device(variables[index].device):  # of the mask too, which would be on the first GPU
+        with tf.device(variables[index].device):  # for the mask too, which would be on the first GPU
             is_allowed.assign(variables[index], value)
 
 
@@ -206,7 +206,7 @@ def apply_rule(rule, parameters, slots, constraints, means, rate, update, is_all
             rule.apply(name, variable, own, mean, rate, update)
             _constrain(name, variable, constraints)
 
-        # One after another, so that the old values of one parameter at a time take memory.
+        # One after another, so that only one parameter's old values take memory at a time.
         with tf.control_dependencies(done):
             if _names_its_rows(rule, name, mean, constraints):
                 done = is_allowed.change_rows(variable, mean.indices, act)
@@ -215,7 +215,7 @@ def apply_rule(rule, parameters, slots, constraints, means, rate, update, is_all
 
 
 def _names_its_rows(rule, name: str, mean: gradients.Gradient, constraints) -> bool:
-    """Whether an update changes only rows that the gradient names; a user's own rule may not say."""
+    """Whether an update changes only rows that the gradient names; False if a custom rule does not tell."""
     is_known = getattr(rule, "elementwise", False) and hasattr(rule, "weight_decay")
     return isinstance(mean, tf.IndexedSlices) and is_known and only_rows(rule) and name not in constraints
 

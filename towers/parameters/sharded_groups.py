@@ -1,4 +1,4 @@
-"""ZeRO 3 over towers of several devices: counterparts share the parameters, too.
+"""ZeRO 3 over towers of several devices: corresponding devices of the towers share the parameters too.
 
     data:2,stage:2           tower 0          tower 1
     stage 0's parameters     half on CPU:0    half on CPU:2      with their slots and updates
@@ -28,13 +28,13 @@ class ShardedGroups(ShardedPlacement):
     """
 
     def __init__(self, variables: ModelVariables, rule: UpdateRule, groups: Groups, shards: Sequence[Shard]):
-        """Variables with the template's present values, and slots of zeros beside them.
+        """Creates variables with the template's current values, and slots of zeros on the same devices.
 
         Args:
           variables: the model's.
           rule: names the slots.
           groups: the devices of each tower.
-          shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+          shards: shards of all parameters, in order; the owner of each is the index of a device in its tower.
         """
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         whole = constraints_of(variables) if rule.elementwise else templates
@@ -50,11 +50,11 @@ class ShardedGroups(ShardedPlacement):
                 for cut in held.cuts
             ],
         )
-        # Gradients are sent after each microbatch: a tower has no room for the sums of all of them.
+        # Gradients are sent after each microbatch: a tower has no memory for the sums of all gradients.
         self.owners = OwnersOfGroups(self.owners, self._held, groups, meet_late=False)
 
     def read(self):
-        """As `Placement.read`. What a device of a tower uses may be `Slices`, also within `Slices`."""
+        """As `Placement.read`. The value that a tower's device uses may be `Slices`, also nested in `Slices`."""
         parts, values = iter(self.parts), []
         for held in self._held:
             own = []

@@ -1,4 +1,4 @@
-"""Every parameter on one of the towers' devices, large ones as slices on several: each device updates its own.
+"""Every parameter on one of the towers' devices, large ones in slices on several. Each device updates its own.
 
 slices of CPU:0 --+--> joined on tower 0 -> its gradient, cut --+--> sum, / weight, norm, clip, update on CPU:0
 slices of CPU:1 --+--> joined on tower 1 -> its gradient, cut --+--> sum, / weight, norm, clip, update on CPU:1
@@ -37,7 +37,7 @@ class OwnedPart:
     """A parameter or a slice of it, with its slots, on its owner's device.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: the owner's device.
       variable: the part.
       slots: its slots by slot name.
@@ -71,14 +71,15 @@ class ShardedPlacement:
         shards: Sequence[Shard] | None = None,
         copies: PackedCopies | None = None,
     ):
-        """Variables on `devices` with the template's present values, and slots of zeros beside them.
+        """Creates variables on `devices` with the template's current values, and slots of zeros beside them.
 
         Args:
           variables: the model's.
           rule: names the slots.
           devices: the owners.
-          shards: of all parameters, in order; None for shards of equal size.
-          copies: sends gradients of a tower on each of `devices`; None if TensorFlow sends each alone.
+          shards: shards of all parameters, in order; None for shards of equal size.
+          copies: sends the gradients if there is a tower on each of `devices`; None to let TensorFlow send each
+            gradient alone.
         """
         self._constraints = constraints_of(variables)
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
@@ -140,7 +141,7 @@ def shards_for(
     num_owners: int,
     dimensions: Mapping[str, int] | None = None,
 ) -> list[Shard]:
-    """The shards of parameters by canonical name; whole ones where the rule or a constraint needs that.
+    """The shards of the parameters; a parameter stays whole if the rule or a constraint needs that.
 
     `dimensions` as for `shards_of`.
     """
@@ -156,7 +157,7 @@ def shards_for(
 def part_of(shard: Shard, template: keras.Variable) -> tf.Variable:
     """A variable on the current device with the template's values of a shard."""
     name = shard.name.replace("#", "_")
-    # The current device gets the slice alone.
+    # The current device gets only the slice.
     with tf.device(HOST):
         value = tf.convert_to_tensor(template.value)
         if shard.dimension is not None:
@@ -178,7 +179,7 @@ class Part(Protocol):
     """A parameter or a slice of it, with an owner.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: the owner's device.
     """
 
@@ -201,7 +202,7 @@ def finish_parts(rule, parts: Sequence, constraints, updates, is_last: Permissio
 
 
 def _by_its_name(part) -> tuple[Mapping, Mapping]:
-    """A part and its slots by its parameter's name."""
+    """A part, and its slots, each by the parameter's name."""
     name = part.shard.name
     return {name: part.variable}, {slot: {name: own} for slot, own in part.slots.items()}
 
@@ -227,12 +228,12 @@ def _groups(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
 
 
 def by_name(parts: Sequence[Part], of_parts: Sequence, joined: Callable[[list, int], object]) -> dict:
-    """For each parameter's name the item of its part, or `joined(items of its slices, their dimension)`.
+    """For each parameter's name the item of its only part, or `joined(items of its slices, their dimension)`.
 
     Args:
       parts: the parts of all parameters.
       of_parts: an item for each part.
-      joined: makes one of the items of a sliced parameter.
+      joined: makes one item from those of a sliced parameter.
     """
     found, left = {}, iter(of_parts)
     for name, of_name in _groups(parts):

@@ -4,14 +4,14 @@
     |---------------|------|---------------------|-------------|      bytes, in the model's order
     |    owner 0         |      owner 1       |   owner 2   |      cuts
 
-A cut that falls into a large parameter slices it along one dimension; a small one goes to one side as a whole.
+A cut that falls into a large parameter slices it along one dimension; a small parameter goes whole to one side.
 """
 
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-# A parameter of fewer bytes than this part of an owner's mean is not sliced.
+# A parameter with fewer bytes than this fraction of an owner's mean share is not sliced.
 _SMALLEST_SLICED = 1 / 20
 
 
@@ -23,7 +23,7 @@ class Shard:
       name: canonical name of the parameter.
       owner: index of the device that owns it.
       dimension: dimension along which the parameter is sliced; None if this is all of it.
-      begin, end: indices in that dimension, the end not included; of a whole parameter 0 and 0.
+      begin, end: indices in that dimension, `end` excluded; 0 and 0 for a whole parameter.
     """
 
     name: str
@@ -56,7 +56,7 @@ def shards_of(
       item_bytes: bytes of an element of each parameter.
       whole: names of parameters that must not be sliced, because their update rule or constraint needs all of
         them. If none may be sliced, the largest goes first, to the owner with the fewest bytes (Graham 1969).
-      dimensions: for some parameters the dimension along which they may be sliced.
+      dimensions: for some parameters the only dimension along which they may be sliced.
     """
     dimensions = dimensions or {}
     sizes = {name: math.prod(shape) * item_bytes[name] for name, shape in shapes.items()}
@@ -68,7 +68,7 @@ def shards_of(
         begin, end = position, position + sizes[name]
         may_slice = shape and name not in whole and sizes[name] > mean * _SMALLEST_SLICED
         dimension = dimensions.get(name, _sliced_dimension(shape)) if may_slice else None
-        # The cuts that fall into this parameter, as indices of its dimension: 0 and its length are no slices.
+        # The cuts in this parameter, as indices of its dimension; a cut at 0 or at its length slices nothing.
         length = 1 if dimension is None else shape[dimension]
         cuts = [mean * k for k in range(owner + 1, num_owners) if mean * k < end]
         indices = [round((cut - begin) / max(1, sizes[name]) * length) for cut in cuts]
@@ -84,7 +84,7 @@ def shards_of(
 
 
 def _sliced_dimension(shape: Sequence[int]) -> int:
-    """Rows of a matrix or a table, whose gradients may be sparse; output channels of a convolution's kernel."""
+    """0, the rows, for matrices and tables (gradients may be sparse); else the last, the output channels."""
     return 0 if len(shape) <= 2 else len(shape) - 1
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class OtherPart(Protocol):
-    """A slice that is no plain variable, as `CopiedVariable`."""
+    """A slice that is not a `tf.Variable`, such as a `CopiedVariable`."""
 
     dtype: tf.DType
     shape: tf.TensorShape
@@ -27,10 +27,10 @@ Part = tf.Variable | OtherPart
 
 
 class SlicedVariable:
-    """Slices of a variable, with what a checkpoint and a reader of whole values need.
+    """Slices of a variable, which checkpoints and other callers can use like one variable.
 
     Attributes:
-      parts: the slices, in order, each a variable on its device, one with copies on several, or another worker's.
+      parts: the slices, in order: each a variable on one device, one with copies on several, or another worker's.
       dimension: dimension along which they follow each other.
     """
 
@@ -50,7 +50,7 @@ class SlicedVariable:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process has the values of all slices; a slice of another worker has none at most times."""
+        """Whether this process now has the values of all slices; another worker's slice seldom has one."""
         return all(getattr(part, "is_here", True) for part in self.parts)
 
     @property

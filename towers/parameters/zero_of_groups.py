@@ -1,11 +1,11 @@
-"""ZeRO 1 and 2 over towers of several devices: counterparts of the towers share their optimizer state.
+"""ZeRO 1 and 2 over towers of several devices: corresponding devices of the towers share their optimizer state.
 
     data:2,stage:2           tower 0          tower 1
     stage 0's parameters     copy on CPU:0    copy on CPU:2      half of their slots and updates on each
     stage 1's parameters     copy on CPU:1    copy on CPU:3      half of their slots and updates on each
 
-Likewise for slices and branches. Gradients meet at the owners of their parts, new values go back to the copies: a
-reduce-scatter and an all-gather over the counterparts. What is on a device of a tower stays there otherwise.
+Likewise for slices and branches. Gradients meet at the owners of their parts, and new values go back to the
+copies: a reduce-scatter and an all-gather over corresponding devices. Nothing else leaves a tower's device.
 """
 
 from collections.abc import Sequence
@@ -39,15 +39,15 @@ class ZeroOfGroups(PlacementOfCopies):
         *,
         meet_late: bool,
     ):
-        """Variables with the template's present values, and slots of zeros.
+        """Creates variables with the template's current values, and slots of zeros.
 
         Args:
           variables: the model's.
           rule: names the slots.
           groups: the devices of each tower.
-          shards: of all parameters, in order; the owner of each is the index of a device in its tower.
-          meet_late: whether gradients are sent to their owners once a step (ZeRO 1), and not after each microbatch
-            (ZeRO 2). Each tower then keeps the sums of all its gradients.
+          shards: shards of all parameters, in order; the owner of each is the index of a device in its tower.
+          meet_late: whether gradients are sent to their owners once a step (ZeRO 1), which makes each tower keep
+            the sums of all its gradients, and not after each microbatch (ZeRO 2).
         """
         self._groups = groups
         constraints = constraints_of(variables)
@@ -79,7 +79,7 @@ class ZeroOfGroups(PlacementOfCopies):
 
 
 def _parts(held: Held, template: keras.Variable, rule: UpdateRule, groups: Groups) -> list[CopiedPart]:
-    """The parts of what the towers hold of a parameter, with a copy for each tower, and slots at their owners."""
+    """The parts of a parameter, or of a slice of it, with a copy for each tower, and slots at their owners."""
     counterparts = [group[held.shard.owner] for group in groups]
     found = []
     for cut in held.cuts:
@@ -90,7 +90,7 @@ def _parts(held: Held, template: keras.Variable, rule: UpdateRule, groups: Group
 
 
 def _copy(held: Held, parts: Sequence[CopiedPart], device: str) -> tf.Tensor:
-    """The copy on a device, whole."""
+    """The whole copy on a device."""
     with tf.device(device):
         values = [part.copies[device].read_value() for part in parts]
         return values[0] if len(values) == 1 else tf.concat(values, held.dimension)

@@ -1,4 +1,4 @@
-"""What a device of a pipeline keeps: microbatches between their passes, and the bytes of these."""
+"""How many microbatches a device of a pipeline keeps between their passes, and how many bytes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ class KeptBytes:
     """What one stage keeps of one microbatch.
 
     Attributes:
-      for_backward_bytes: from the forward pass to the end of the backward pass: the activations.
-      for_weights_bytes: from the backward pass to the gradients of parameters, in a split schedule: layers' inputs
-        and the gradients of their outputs.
+      for_backward_bytes: the activations, kept from the forward pass to the end of the backward pass.
+      for_weights_bytes: in a split schedule, layers' inputs and the gradients of their outputs, kept from the
+        backward pass to the gradients of parameters.
     """
 
     for_backward_bytes: int
@@ -46,7 +46,7 @@ def peak_bytes(schedule: Schedule, stages: Sequence[KeptBytes]) -> tuple[int, ..
     """[devices] the largest number of bytes that microbatches keep at once.
 
     Args:
-      schedule: whose order decides what is kept at once.
+      schedule: its order decides what is kept at once.
       stages: [stages] what each stage keeps of a microbatch.
     """
     return tuple(_peak_bytes(actions, schedule.is_split, stages) for actions in schedule.devices)

@@ -52,7 +52,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def one_forward_one_backward(num_stages: int, num_microbatches: int) -> Schedule:
-    """1F1B: forward and backward passes in turn, as soon as there are backward passes.
+    """1F1B: forward and backward passes alternate as soon as backward passes can run.
 
     This is PipeDream-Flush (Narayanan et al. 2021, arXiv 2006.09503). Stage i holds min(stages - i, microbatches)
     microbatches; each of GPipe's stages holds all of them.
@@ -76,8 +76,8 @@ def one_forward_one_backward(num_stages: int, num_microbatches: int) -> Schedule
 def zb_h1(num_stages: int, num_microbatches: int) -> Schedule:
     """1F1B with the gradients of parameters computed later (ZB-H1, Qi et al. 2023, arXiv 2401.10241, section 2.1).
 
-    On stage i they are i microbatches late. So a stage waits less for the next one, the last stages compute them
-    where 1F1B waits for the end, and each stage holds as many microbatches as the first one.
+    On stage i these gradients are i microbatches late. So a stage waits less for the next stage, the last stages
+    compute them while 1F1B would wait for the end, and each stage holds as many microbatches as the first stage.
 
         device 0  F0 F1 F2  .  . B0 W0 F3 B1 W1 B2 W2 B3 W3
         device 1   . F0 F1  . B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
@@ -92,15 +92,15 @@ def zb_h1(num_stages: int, num_microbatches: int) -> Schedule:
 def interleaved(num_devices: int, num_stages: int, num_microbatches: int) -> Schedule:
     """1F1B with several stages a device (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 
-    Device d has the stages d, d + devices, d + 2 * devices and so on. A group of microbatches, as many as there
-    are devices, passes the device's first stage, then its second one. With v stages a device, each stage takes 1/v
-    of the time, and so does the bubble.
+    Device d has the stages d, d + devices, d + 2 * devices and so on. A group of as many microbatches as there are
+    devices passes the device's first stage, then its second one. With v stages per device, each stage takes 1/v of
+    the time, and so does the bubble.
 
         device 0  0F0 0F1 2F0 2F1   .   . 2B0  ==   . 2B1  == 0B0  == 0B1  ==
         device 1    . 1F0 1F1 3F0 3B0  == 3F1 3B1  == 1B0  == 1B1  ==   .   .
 
-    If the devices do not divide the microbatches, it is the schedule of the next multiple without the microbatches
-    that do not exist. (Groups of several sizes can deadlock: 4 devices, 12 stages, 5 microbatches.)
+    If the number of devices does not divide that of microbatches, it is the schedule of the next multiple, without
+    the surplus microbatches. (Groups of several sizes can deadlock: 4 devices, 12 stages, 5 microbatches.)
     """
     num_groups = -(-num_microbatches // num_devices)
     groups = [range(group * num_devices, (group + 1) * num_devices) for group in range(num_groups)]

@@ -1,4 +1,4 @@
-"""Where a chain of layers is cut into stages: by costs, so that the largest stage is smallest, or by given sizes.
+"""Where a chain of layers is cut into stages: by costs, minimizing the largest stage, or by given sizes.
 
 A cut is a list of boundaries b, as in `split`: stage i has the layers b[i] to b[i + 1] - 1.
 
@@ -14,7 +14,7 @@ from towers.errors import UserError
 
 
 def balanced_boundaries(costs: Sequence[float], num_stages: int) -> list[int]:
-    """[stages + 1] the boundaries of the cut whose largest stage is smallest.
+    """[stages + 1] the boundaries of the cut that minimizes the largest stage.
 
     Exact, by dynamic programming in O(stages * layers^2). Among the cuts with that largest stage it takes the one
     with the smallest sum of squares, so that the other stages are balanced too.

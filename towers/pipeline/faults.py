@@ -10,7 +10,7 @@ from towers.pipeline.alive import alive_counts
 from towers.pipeline.schedule import Schedule
 from towers.pipeline.timeline import EQUAL_SECONDS, play
 
-# One typing error in a file may leave thousands of actions missing.
+# Largest number of missing actions reported: one typing error in a file may leave thousands missing.
 _MOST_MISSING = 20
 
 
@@ -19,7 +19,7 @@ class Fault:
     """One fault.
 
     Attributes:
-      device: where it is; None if a stage is on no device.
+      device: index of its device; None if a stage is on no device.
       position: the index of the wrong action on the device; None if an action is missing.
       message: the value, the rule and the fix.
     """
@@ -42,12 +42,12 @@ def check(schedule: Schedule, max_alive: int | None = None) -> None:
 
 
 def and_others(found: list[Fault]) -> str:
-    """What the message of the first fault ends with if there are others."""
+    """The end of the first fault's message, if there are other faults."""
     return " (and other faults)" if len(found) > 1 else ""
 
 
 def find_faults(schedule: Schedule, max_alive: int | None = None) -> list[Fault]:
-    """Everything that is wrong with a schedule. An empty list: it can be run.
+    """All faults of a schedule. If the list is empty, the schedule can be run.
 
     Args:
       schedule: what to check.
@@ -55,7 +55,7 @@ def find_faults(schedule: Schedule, max_alive: int | None = None) -> list[Fault]
     """
     missing = itertools.islice(_missing(schedule), _MOST_MISSING)
     found = [*_repeated(schedule), *_misplaced(schedule), *missing, *_out_of_order(schedule)]
-    # Each of these faults stops other devices too, so who waits says something new only without them.
+    # Each of these faults stops other devices too, so waiting devices are reported only without them.
     found = found or list(_waiting_forever(schedule))
     return found + ([] if max_alive is None else list(_over_limit(schedule, max_alive)))
 
@@ -112,7 +112,7 @@ def _missing(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _out_of_order(schedule: Schedule) -> Iterator[Fault]:
-    """Actions that stand before one that they need, on the same device."""
+    """Actions that come before one that they need, on the same device."""
     for device, actions in enumerate(schedule.devices):
         present, seen = set(actions), set()
         for position, action in enumerate(actions):
@@ -124,7 +124,7 @@ def _out_of_order(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _waiting_forever(schedule: Schedule) -> Iterator[Fault]:
-    """The devices that can never go on, because what they wait for stands behind an action that waits too."""
+    """The devices that can never continue: what they wait for comes after an action that waits too."""
     played = play(schedule, lambda stage: EQUAL_SECONDS)
     done = {timed.action for actions in played.devices for timed in actions}
     heads = {

@@ -18,7 +18,7 @@ _IDLE, _GOES_ON = ".", "=="
 
 
 def draw(schedule: Schedule, max_alive: int | None = None) -> str:
-    """The grid, and below it the faults, or the bubble and the microbatches alive if there are none.
+    """The grid, and below it the faults; without faults, the bubble and the microbatches alive.
 
     Args:
       schedule: what to draw, with or without faults.
@@ -28,7 +28,7 @@ def draw(schedule: Schedule, max_alive: int | None = None) -> str:
 
 
 def drawn_within(schedule: Schedule, width: int) -> list[str]:
-    """The lines of `draw`; of a grid with more characters in a line than `width` only those below it."""
+    """The lines of `draw`; without the grid if its lines have more than `width` characters."""
     lines = _lines(schedule, None)
     rows = 1 + len(schedule.devices)
     return lines if max(map(len, lines[:rows])) <= width else lines[rows:]

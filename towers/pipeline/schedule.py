@@ -34,16 +34,16 @@ class Schedule:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The passes that each microbatch makes through each stage, in their order."""
+        """The kinds of passes that each microbatch makes through each stage, in order."""
         return tuple(Kind) if self.is_split else (Kind.FORWARD, Kind.BACKWARD)
 
     @functools.cached_property
     def stage_devices(self) -> dict[int, int]:
-        """The device of each stage: the one with the most actions of it. Those on others are misplaced."""
+        """The device of each stage: the one with most of its actions; actions elsewhere are misplaced."""
         counts = collections.Counter(
             (action.stage, device) for device, actions in enumerate(self.devices) for action in actions
         )
-        # The first of equal counts stays, in the order of the devices.
+        # Of equal counts the first device's is taken.
         most = {stage: device for (stage, device), _ in reversed(counts.most_common())}
         return {action.stage: most[action.stage] for actions in self.devices for action in actions}
 
@@ -53,5 +53,5 @@ class Schedule:
         return all(action.stage == device for device, actions in enumerate(self.devices) for action in actions)
 
     def label(self, action: Action) -> str:
-        """The action as it stands in a file or a grid: 'F3', or '1F3' where devices have several stages."""
+        """The action as written in a file or a grid: 'F3', or '1F3' if devices have several stages."""
         return action.short if self.has_one_stage_a_device else str(action)

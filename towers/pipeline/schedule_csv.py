@@ -1,11 +1,11 @@
-"""Schedules as CSV: one line a device, one cell an action, in the order in which the device takes them.
+"""Schedules as CSV: a line for each device, a cell for each action, in the order in which the device takes them.
 
     F0,F1,B0,B1          device 0, which is stage 0
     F0,B0,F1,B1          device 1, which is stage 1
 
 A cell is F, B or W and the index of a microbatch, counted from 0. Where devices have several stages, every cell
 begins with the index of its stage: 1F3 is the forward pass of microbatch 3 through stage 1. If there is any W, B
-computes the gradients of inputs alone and every B has its W. Empty cells, empty lines and lines that begin with #
+computes only the gradients of inputs, and every B needs a W. Empty cells, empty lines and lines that begin with #
 are skipped.
 """
 
@@ -22,7 +22,7 @@ _CELL = re.compile(r"([0-9]{1,6})?([FBW])([0-9]{1,6})")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell of the text: its position, counted from 1 as editors do, and what is written there."""
+    """One cell of the text: its position, counted from 1 as in editors, and its text."""
 
     line: int
     number: int
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenSchedule:
-    """A schedule as somebody wrote it, perhaps with faults: `grid.draw(written.schedule)` shows them all.
+    """A schedule as read from a file, perhaps with faults: `grid.draw(written.schedule)` shows them all.
 
     Attributes:
       source: name of the file, for messages.
@@ -67,7 +67,7 @@ def write(schedule: Schedule) -> str:
 
 
 def read(text: str, source: str, max_alive: int | None = None) -> Schedule:
-    """The schedule that stands in a CSV file.
+    """Reads and checks the schedule in a CSV file.
 
     Args:
       text: the file's content.
@@ -75,7 +75,7 @@ def read(text: str, source: str, max_alive: int | None = None) -> Schedule:
       max_alive: the largest number of microbatches that a device may hold; None for any.
 
     Raises:
-      UserError: a cell is no action, or the schedule cannot be run.
+      UserError: a cell is not an action, or the schedule cannot be run.
     """
     written = parse(text, source)
     written.check(max_alive)
@@ -83,10 +83,10 @@ def read(text: str, source: str, max_alive: int | None = None) -> Schedule:
 
 
 def parse(text: str, source: str) -> WrittenSchedule:
-    """The actions that stand in a CSV file, not checked.
+    """Reads the schedule in a CSV file without checking it.
 
     Raises:
-      UserError: a cell is no action, or only some cells name their stage.
+      UserError: a cell is not an action, or only some cells name their stage.
     """
     lines = [cells for cells in _lines_of_cells(text) if cells]
     if not lines:

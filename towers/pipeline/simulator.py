@@ -1,4 +1,4 @@
-"""What a pipeline's step would take: the timeline of a schedule for measured or assumed seconds."""
+"""Simulates a pipeline's step: the timeline of a schedule for measured or assumed seconds."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def simulate(schedule: Schedule, stages: Sequence[StageSeconds]) -> Timeline:
 
     Args:
       schedule: what each device does.
-      stages: [stages] how long a microbatch takes in each stage.
+      stages: [stages] the seconds of a microbatch in each stage.
 
     Raises:
       UserError: the schedule has a fault.

@@ -1,4 +1,4 @@
-"""Who does what when: a schedule played with the seconds that each stage takes."""
+"""The timeline of a schedule: when each action runs, given the seconds of each stage."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ class StageSeconds:
       backward_input_seconds: the gradients of the stage's inputs.
       backward_weights_seconds: the gradients of its parameters.
       transfer_seconds: sending the stage's output to the next stage, and that output's gradient back. Devices
-        compute meanwhile. Stages on the same device send nothing.
+        compute during transfers. Stages on the same device send nothing.
     """
 
     forward_seconds: float
@@ -41,7 +41,7 @@ class StageSeconds:
 
 
 def sum_of(stages: Sequence[StageSeconds]) -> StageSeconds:
-    """One stage in place of several that follow each other, without their transfers."""
+    """One stage with the seconds of several consecutive ones, without their transfers."""
     return StageSeconds(
         sum(stage.forward_seconds for stage in stages),
         sum(stage.backward_input_seconds for stage in stages),
@@ -49,7 +49,7 @@ def sum_of(stages: Sequence[StageSeconds]) -> StageSeconds:
     )
 
 
-# All passes take equally long.
+# The forward pass and each half of the backward pass take equally long.
 EQUAL_SECONDS = StageSeconds(1.0, 1.0, 1.0)
 
 
@@ -68,7 +68,7 @@ class Timeline:
 
     Attributes:
       schedule: what was played.
-      devices: [devices] the actions that each device took. In a schedule without faults that is all of them.
+      devices: [devices] the actions that each device took: all of its actions if the schedule has no fault.
     """
 
     schedule: Schedule
@@ -86,7 +86,7 @@ class Timeline:
 
     @property
     def bubble_share(self) -> float:
-        """The share of all devices' time in which they wait, from 0 to 1."""
+        """The fraction of the devices' time that they wait, from 0 to 1."""
         if not self.total_seconds:
             return 0.0
         return 1.0 - sum(self.busy_seconds) / (len(self.devices) * self.total_seconds)
@@ -100,7 +100,7 @@ class Timeline:
 def play(schedule: Schedule, seconds_of: Callable[[int], StageSeconds]) -> Timeline:
     """Starts every action as soon as its device is free and what it needs has arrived.
 
-    A device whose next action never gets what it needs stops there, so a wrong schedule has a shorter timeline.
+    A device stops at an action that never gets what it needs, so a faulty schedule has a shorter timeline.
 
     Args:
       schedule: with or without faults.
@@ -127,7 +127,7 @@ def play(schedule: Schedule, seconds_of: Callable[[int], StageSeconds]) -> Timel
 
 
 def _arrival_seconds(action, device, schedule, ends, seconds_of) -> float | None:
-    """When all that `action` needs is on `device`; None if part of it is not computed yet."""
+    """The time at which all that `action` needs is on `device`; None if some of it is not computed yet."""
     arrival = 0.0
     for need in action.needs(schedule.num_stages):
         if need not in ends:

@@ -1,10 +1,10 @@
-"""A functional model as a chain of links, the parts between points where a single tensor connects before to after.
+"""A functional model as a chain of links. Between two links a single tensor connects what is before and after.
 
     x -> conv -> norm -> relu -> conv -> (+ x) -> relu -> dense     links: [conv norm relu conv +] [relu] [dense]
       \\_______________________________/
 
-The order is that in which Keras calls the model's operations. A model input is no connection, because it is kept
-anyway: a second input may enter the chain anywhere.
+The order is that in which Keras calls the model's operations. A model input does not count as a connection,
+because it is kept anyway: a second input may enter anywhere.
 """
 
 import collections
@@ -25,7 +25,7 @@ class Call:
     Attributes:
       operation: a layer, a model within the model, or another operation of Keras.
       number: how many calls of the same operation come before it in a run of the model.
-      node: where it stands in the graph.
+      node: its node in Keras's graph.
       inner: the calls that it makes, if it is a functional model; otherwise empty.
     """
 
@@ -36,7 +36,7 @@ class Call:
 
     @property
     def kind(self) -> tuple:
-        """Equal for calls of the same structure."""
+        """A key that is equal for calls of the same structure."""
         return (type(self.operation).__name__, *(call.kind for call in self.inner))
 
     @property
@@ -62,7 +62,7 @@ def links_of(model: Functional) -> list[Link]:
 
 
 def opened(link: Link) -> list[Link]:
-    """The links within a functional model that is a link alone; otherwise the link itself."""
+    """The inner links, if the link is one call of a functional model; otherwise the link itself."""
     if len(link) != 1 or not link[0].inner:
         return [link]
     model = functional_form(link[0].operation)
@@ -101,5 +101,5 @@ def _links(calls: Sequence[Call], outputs: Sequence[keras.KerasTensor], inputs=(
         if len(alive) == 1 and alive <= own:
             found.append(tuple(calls[begin : index + 1]))
             begin = index + 1
-    # After the last call of a model of several outputs more than one tensor is alive.
+    # A model with several outputs has more than one tensor alive after its last call.
     return found + ([tuple(calls[begin:])] if begin < len(calls) else [])

@@ -17,7 +17,8 @@ from towers.layers.shadowing import shadowed
 from towers.recompute.chain import functional_form
 from towers.recompute.segments import Segment
 
-# Who calls now: a call() outside all functional models, a functional model, or a layer that one of these called.
+# The current caller: a call() outside all functional models, a functional model, or a layer that one of these
+# called.
 _OUTSIDE, _MODEL, _LAYER = range(3)
 
 
@@ -26,8 +27,8 @@ class Range:
     """A segment's operations in a graph.
 
     Attributes:
-      begin, end: it has the graph's operations begin to end - 1, in the order of creation.
-      outputs: what the segment's last call returned.
+      begin, end: the range is the graph's operations begin to end - 1, in the order of creation.
+      outputs: outputs of the segment's last call.
     """
 
     begin: int
@@ -39,13 +40,13 @@ class RangeRecorder:
     """Notes where segments begin and end while the model is called in a graph.
 
     Attributes:
-      ranges: that of each segment that ran, in order.
+      ranges: the range of each segment that ran, in order.
     """
 
     def __init__(self, segments: Sequence[Segment], model: keras.Model):
         """Args:
         segments: the model's segments.
-        model: it is called while this records.
+        model: the model that is called during recording.
         """
         self.ranges: list[Range] = []
         self._segments = segments
@@ -57,7 +58,7 @@ class RangeRecorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Context manager: calls of the segments' first and last operations are noted."""
+        """Context manager: records calls of the segments' first and last operations."""
         ends = [one for segment in self._segments for one in (segment.first, segment.last)]
         callers = [layer for layer in _layers_of(self._model) if _layers_of(layer)] if ends else []
         operations = {id(one): one for one in (*ends, *callers)}
@@ -66,12 +67,12 @@ class RangeRecorder:
 
     def _noted(self, operation, call):
         def noted(*arguments, **options):
-            # A body of a loop or a condition is a graph of its own.
+            # The body of a loop or a condition is a separate graph.
             if tf.compat.v1.get_default_graph() is not self._graph:
                 return call(*arguments, **options)
             number = self._number(operation)
             for segment in self._segments:
-                # A layer may be in two segments, or call another one: copies of what overlaps would clash.
+                # A layer may be in two segments, or call another segment's layer: overlapping copies would clash.
                 if not self._begins and segment.first is operation and segment.first_number in (None, number):
                     self._begins[segment] = self._num_operations()
             with self._calling(operation):

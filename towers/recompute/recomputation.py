@@ -34,14 +34,14 @@ class Recomputation:
         self._passes: dict[tf.Graph, TracedPass] = {}
 
     def traced_pass(self) -> "TracedPass":
-        """For the graph that is being traced now."""
+        """A `TracedPass` for the graph that is being traced."""
         traced = TracedPass(RangeRecorder(self.segments, self._model))
         if self.segments:
             self._passes[tf.compat.v1.get_default_graph()] = traced
         return traced
 
     def change(self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
-        """Changes the description of a graph in which a pass was traced: its backward pass computes again."""
+        """Changes the GraphDef of a graph in which a pass was traced: adds the second computations."""
         traced = self._passes.pop(graph)
         traced.compute_again(graph, graph_def, traced.ranges)
 

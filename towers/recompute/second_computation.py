@@ -1,19 +1,19 @@
-"""Lets the backward pass of a traced graph read copies of forward operations in place of the first results.
+"""Lets the backward pass of a traced graph read copies of forward operations instead of the first results.
 
     forward     x --> A --> B --> C --> loss                A's and B's results are freed as soon as C has run
                 |
     backward    +--> A' -> B' ----> gradients of C, B, A    A' waits for the gradient of C's result
 
 The numbers are the same: what a copy computes depends on the same tensors. An operation with an effect (an
-exchange between towers, a random number without a seed) is not copied: copies read what it gave the first time.
-Small results, such as shapes and statistics, are kept too. So is what a gradient compares with another result:
-that of a maximum asks where its input equals it. Kernels that fuse other operations, or get other addresses,
-round the second computation differently, and then nothing would be equal: a gradient of 0 / 0.
+exchange between towers, a random number without a seed) is not copied: copies read its first result. Small
+results, such as shapes and statistics, are kept too. So is a result that a gradient compares with another one: the
+gradient of a maximum tests where its input equals the maximum. Kernels that fuse other operations, or get other
+addresses, round the second computation differently, and then nothing would be equal: a gradient of 0 / 0.
 (`tf.recompute_grad` would call a layer again outside of Keras's scope: with other seeds, and with a second update
 of its state.)
 
-An optimizer would merge the copies with the first operations (common subexpressions), if nothing told them apart:
-the copies wait, by control inputs, for the gradient that the segment's backward pass begins with.
+A graph optimizer would merge the copies with the first operations (common subexpressions). To prevent this, the
+copies wait, by control inputs, for the gradient with which the segment's backward pass begins.
 """
 
 import dataclasses
@@ -24,18 +24,18 @@ import tensorflow as tf
 from towers.recompute.ranges import Range
 from towers.timeline.activities import RECOMPUTED_SUFFIX as _SUFFIX
 
-# Elements of the largest result that is kept in place of being computed again.
+# Number of elements of the largest result that is kept, not computed again.
 _SMALL = 4096
 _NEVER_COPIED = ("Const", "Placeholder", "NoOp")
 
 
 @dataclasses.dataclass(frozen=True)
 class RecomputedRange:
-    """A range, and what its copies wait for.
+    """A range, and the gradients that its copies wait for.
 
     Attributes:
       of: the range.
-      gradients: of the range's outputs, those that there are.
+      gradients: the existing gradients of the range's outputs.
     """
 
     of: Range
@@ -50,7 +50,7 @@ def compute_again(
     backward_begin: int,
     results: Sequence[tf.Tensor],
 ) -> dict[str, str]:
-    """Adds the copies to `graph_def`. Returns for each copy's name that of the operation that it copies.
+    """Adds the copies to `graph_def`. Returns, for each copy's name, the name of the original operation.
 
     Args:
       graph: the traced graph.
@@ -73,16 +73,16 @@ def compute_again(
 def _waits(parts: Sequence["_Part"], results: Sequence[tf.Operation]) -> list[set[tf.Operation]]:
     """For each part the results of later parts' backward passes that its copies wait for too.
 
-    Otherwise the backward pass would run ahead along the gradients of activations, and compute the activations of
-    many parts again before the gradients of their parameters have used them. No part waits for what depends on its
-    own copies or on those of an earlier part, so there is no circle.
+    Otherwise the backward pass would run ahead along the gradients of activations, and recompute the activations
+    of many parts before the gradients of their parameters used them. No part waits for what depends on its own
+    copies or on those of an earlier part, so there is no cycle.
     """
     found: list[set[tf.Operation]] = []
     behind: set[tf.Operation] = set()
     for part in parts:
         behind |= _closure(part.begins_backward, _readers_of)
         found.append(set(results) - behind)
-    # A later part's copies have waited for the rest.
+    # The copies of a later part have already waited for the rest.
     return [own - later for own, later in zip(found, [*found[1:], set()], strict=True)]
 
 
@@ -110,7 +110,7 @@ class _Part:
         return self._range.begin <= self._index[operation.name] < self._range.end
 
     def _is_kept(self, tensor: tf.Tensor) -> bool:
-        """Whether the first result is read: that of another part, of an effect, or one that is alive anyway."""
+        """Whether copies read the first result: one of another part, of an effect, or one that is kept anyway."""
         if tensor.name not in self._kept:
             self._kept[tensor.name] = self._stays(tensor)
         return self._kept[tensor.name]
@@ -123,7 +123,7 @@ class _Part:
         return any(self._needs_first(reader) for reader in tensor.consumers())
 
     def _needs_first(self, reader: tf.Operation) -> bool:
-        """Whether it reads the first result anyway, or compares it with one that may be a first one."""
+        """Whether it reads the first result anyway, or compares it with one that may be a first result."""
         if self._index[reader.name] < self._backward_begin:
             return not self._contains(reader)
         return reader.type == "Equal"
@@ -156,7 +156,7 @@ class _Part:
 
 
 def _is_small(tensor: tf.Tensor) -> bool:
-    # A list of tensors, as loops keep their activations in, has the shape of a scalar.
+    # A list of tensors, in which loops keep their activations, has the shape of a scalar.
     return tensor.dtype != tf.variant and (tensor.shape.num_elements() or _SMALL + 1) <= _SMALL
 
 

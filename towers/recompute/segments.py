@@ -6,11 +6,11 @@
     sqrt     about sqrt(n) segments of the model's n links, with equally many activations (Chen et al. 2016,
              arXiv:1604.06174), except the last one
 
-In a model with a call() of its own only the layers are known: 'full' means each that has weights, 'blocks' each of
-which there is another one of the same structure. A functional model that is such a layer is divided itself.
+In a model with a call() of its own only the layers are known: 'full' means each layer with weights, 'blocks' each
+layer that has another one of the same structure. If such a layer is a functional model, it is divided too.
 
 No part has both the frozen layers that a model begins with and layers that are trained. The backward pass ends
-before it reaches the frozen ones, so these are computed once, and only their last result is kept.
+before it reaches the frozen layers, so these are computed once, and only their last result is kept.
 """
 
 import collections
@@ -34,9 +34,9 @@ class Segment:
     """A part of a model's forward pass, from the begin of one call to the end of another one.
 
     Attributes:
-      name: for the user.
-      first, last: operations; both the same for one layer.
-      first_number, last_number: which of their calls; None for each call of one layer.
+      name: its name for the user.
+      first, last: its first and last operation; the same for a single layer.
+      first_number, last_number: which of their calls; None for every call of a single layer.
     """
 
     name: str
@@ -84,7 +84,7 @@ def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
 
 
 def shown(names: Sequence[str]) -> str:
-    """The names in a line; of more than four the first two and the last."""
+    """The names in one line; only the first two and the last if there are more than four."""
     few = [*names[:2], "...", names[-1]] if len(names) > 4 else names
     return ", ".join(few)
 
@@ -116,7 +116,7 @@ def _chosen(groups: Sequence[Sequence[Link]], recompute: str, *, keeps_last: boo
 
 
 def _equal_parts(links: Sequence[Link]) -> list[list[Link]]:
-    """The chain in about sqrt(n) parts of equal cost: a link is in the part in which its middle is."""
+    """The chain in about sqrt(n) parts of equal cost: a link belongs to the part that contains its middle."""
     costs = [sum(call.num_outputs for call in link) for link in links]
     num_parts = max(2, round(math.sqrt(len(links))))
     ends = itertools.accumulate(costs)
@@ -126,7 +126,7 @@ def _equal_parts(links: Sequence[Link]) -> list[list[Link]]:
 
 
 def _without_wrappers(links: Sequence[Link]) -> list[Link]:
-    """The chain with each inner model opened that is not one of several of the same structure."""
+    """The chain, with every inner model opened that has no other of the same structure."""
     counts = collections.Counter(_kind([link]) for link in links)
     found = []
     for link in links:
@@ -147,7 +147,7 @@ def _groups(links: Sequence[Link]) -> list[list[Link]]:
 
 
 def _is_block(link: Link) -> bool:
-    """Whether it has an inner structure: several calls, an inner model, or a layer with several kernels."""
+    """Whether the link has an inner structure: several calls, an inner model, or a layer with several kernels."""
     return len(link) > 1 or bool(link[0].inner) or _num_kernels(link) > 1
 
 
@@ -160,7 +160,7 @@ def _num_kernels(link: Link) -> int:
 
 
 def _kind(group: Sequence[Link]) -> tuple:
-    """Equal for groups of the same structure; what follows a block and layers without weights do not count."""
+    """Equal for groups of the same structure; links after a block and layers without weights don't count."""
     weighted = [link for link in group if _weights(link)]
     links = weighted[:1] if weighted and _is_block(weighted[0]) else weighted
     return tuple(call.kind for link in links for call in link)
@@ -174,7 +174,7 @@ def _segment(links: Sequence[Link]) -> Segment:
 
 
 def _path(operation: Operation) -> str:
-    """With the blocks around it, as in the paths of its weights: 'block_0/mlp_norm'; its name if it has none."""
+    """The path with the blocks around it, as in its weights' paths: 'block_0/mlp_norm'; else its name."""
     parents = [variable.path.split("/")[:-1] for variable in getattr(operation, "weights", ())]
     return "/".join(os.path.commonprefix(parents)) or operation.name
 
@@ -191,7 +191,7 @@ def _of_layers(model: keras.Model, recompute: str) -> list[Segment]:
     for layer in layers:
         form, repeats = functional_form(layer), counts[_structure(layer)] > 1
         if form is not None and not repeats:
-            # A gradient may flow through its frozen begin to layers before it: then that is computed again.
+            # A gradient may flow through its frozen layers to layers before it: then they are computed again.
             frozen, trained = _begin_and_rest(_without_wrappers(links_of(form)))
             found += _chosen([*([frozen] if frozen else []), *_groups(trained)], recompute)
         elif repeats or recompute == "full":

@@ -18,7 +18,7 @@ _OUTPUT = "_output_dense"
 
 
 def heads_call(split: LayerSplit, values: SlicedValues, divided: DividedTensors) -> Callable:
-    """The call of a MultiHeadAttention by heads. Its formula is Keras's own, on some of the heads."""
+    """The call of a MultiHeadAttention split by heads; each device runs Keras's own formula on its heads."""
     layer: layers.MultiHeadAttention = split.layer
 
     def call(query, value, key=None, *, return_attention_scores=False, **options):
@@ -44,7 +44,7 @@ def heads_call(split: LayerSplit, values: SlicedValues, divided: DividedTensors)
 
 
 def _mask_of(mask, query, begin: int, end: int):
-    """Of a mask [N, heads, T, S] of each head the part of some heads; other masks are those of all heads."""
+    """Of a mask [N, heads, T, S] the part for heads begin to end - 1; other masks apply to all heads."""
     if mask is None or (len(query.shape), len(mask.shape)) != (3, 4) or mask.shape[1] == 1:
         return mask
     return mask[:, begin:end]
@@ -65,7 +65,7 @@ def _weights_of_slices(layer, values: SlicedValues) -> list[dict[tuple[str, str]
 
 
 def _of_heads(layer, names, mask_of_query, return_scores: bool, options):
-    """The function of query, value, key and weights (in the order of `names`) that computes some of the heads."""
+    """A function of query, value, key and weights (in the order of `names`) that computes some of the heads."""
 
     def of_heads(query, value, key, *weights):
         # Keras's call reads the masks of values and keys from its arguments, that of the query from the tensor.

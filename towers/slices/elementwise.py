@@ -1,4 +1,4 @@
-"""Which layers and activations compute each element alone, and which layer feeds another through these only."""
+"""Which layers and activations are element-wise, and which layer feeds another through element-wise ones only."""
 
 from collections.abc import Callable
 
@@ -28,13 +28,13 @@ _LAYERS = (layers.ReLU, layers.LeakyReLU, layers.ELU)
 
 
 def is_elementwise(activation: Callable | None) -> bool:
-    """Whether an activation is one of Keras's that compute each element by itself; None computes nothing."""
-    # By identity: a user's own activation may be neither hashable nor comparable.
+    """Whether an activation is one of Keras's element-wise ones, or None."""
+    # By identity: a custom activation may be neither hashable nor comparable.
     return activation is None or any(activation is function for function in _FUNCTIONS)
 
 
 def is_elementwise_layer(layer: keras.layers.Layer) -> bool:
-    """Whether it is one of Keras's layers that compute each element by itself and draw no random numbers."""
+    """Whether it is one of Keras's element-wise layers that draw no random numbers."""
     if type(layer) is layers.Activation:
         return is_elementwise(layer.activation)
     return type(layer) in _LAYERS
@@ -43,7 +43,7 @@ def is_elementwise_layer(layer: keras.layers.Layer) -> bool:
 def feeder(layer: keras.layers.Layer) -> keras.layers.Layer | None:
     """The layer whose outputs reach this one through element-wise layers alone.
 
-    Returns None for a layer that is called never or several times in functional models, or with several inputs.
+    Returns None for a layer that functional models call never, several times or with several inputs.
     """
     tensors = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
     if len(tensors) != 1:

@@ -22,7 +22,7 @@ from towers.tower import ModelVariables
 
 Table = Sequence[tuple[str, str]]
 NO_RULE = "no rule"
-# Layers that one message names.
+# Largest number of layers that one message names.
 _MOST_LISTED = 12
 
 
@@ -32,7 +32,7 @@ class LayerSplit:
 
     Attributes:
       layer: the layer.
-      path: its path in the model, 'block_0/mlp_up'; a repeated path has the number of its parameters, 'up#2'.
+      path: its path in the model, 'block_0/mlp_up'; a repeated path gets the suffix of its parameters, 'up#2'.
       split: one of SPLITS.
       cut: what the split cuts; None for a layer that is whole.
       lengths: number of units of each slice; they differ by at most 1. Empty for a layer that is whole.
@@ -61,12 +61,12 @@ class Layout:
         """Args:
         model: a built template.
         num_slices: number of devices of a tower, at least 2.
-        table: (pattern of layers' paths, split), the first that fits counts; others get the defaults. A pattern
-          is as in `fnmatch`, so * is any text, slashes included.
+        table: pairs (pattern of layers' paths, split). The first pattern that fits a layer counts; other layers
+          get the defaults. Patterns are as in `fnmatch`, so * is any text, slashes included.
 
         Raises:
-          UserError: a pattern that fits no layer which can be split so, an unknown split, or a layer with fewer
-            units than slices.
+          UserError: a pattern fits no layer that can be split in this way, a split is unknown, or a layer has
+            fewer units than slices.
         """
         self.num_slices = num_slices
         variables = ModelVariables.of(model)
@@ -116,7 +116,7 @@ class Layout:
         return bool(split and split.cut) and split.cut.dimensions[0][0] is self._parameters[index]
 
     def shards(self) -> list[Shard]:
-        """The slices, each owned by the device of its index; a whole parameter by the first device."""
+        """The slices: slice i is owned by device i, a whole parameter by the first device."""
         found = []
         for index, name in enumerate(self.names):
             dimension, lengths = self.cuts.get(index, (None, ()))
@@ -128,7 +128,7 @@ class Layout:
         return found
 
     def _why_not(self, variables: ModelVariables) -> Mapping[int, str]:
-        """Why a variable must stay whole, by the id of the variable; nothing for those that may be cut."""
+        """By the id of a variable, why it must stay whole; variables that may be cut are not in it."""
         constrained = constraints_of(variables)
         described = zip(self.names, variables.parameters, strict=True)
         found = {
@@ -138,7 +138,7 @@ class Layout:
 
 
 class _Choice:
-    """Chooses a split for each layer. A layer's default depends on the split of the one that feeds it."""
+    """Chooses a split for each layer. A layer's default depends on the split of the layer that feeds it."""
 
     def __init__(self, layers: Mapping[str, keras.layers.Layer], table: Table, num_slices: int, why_not):
         self._num_slices, self._why_not = num_slices, why_not
@@ -186,7 +186,7 @@ class _Choice:
         return LayerSplit(layer, path, split, cut, lengths)
 
     def _possible(self, layer) -> tuple[Mapping[str, Cut], str]:
-        """The ways to split a layer, and why there is none."""
+        """The ways to split a layer, and if there are none, why."""
         cuts = cuts_of(layer)
         if not cuts:
             return {}, f"{NO_RULE} splits {type(layer).__name__}"

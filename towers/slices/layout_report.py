@@ -13,12 +13,12 @@ _COLUMNS = (
     "bytes of each device",
     "collective, or why it is whole",
 )
-# A parameter of more than this part of all bytes is large.
+# A parameter with more than this fraction of all bytes is large.
 _LARGE = 1 / 20
 
 
 def layout_table(layout: Layout, devices: Sequence[str]) -> str:
-    """A line for each parameter, and one with the bytes of each device.
+    """A table with a line for each parameter, and a line with the bytes of each device.
 
     Args:
       layout: the splits.

@@ -1,6 +1,6 @@
 """Runs a function on a device, and its gradient there too.
 
-A GradientTape computes gradients on the device that is current when it is asked for them, wherever the forward
+A GradientTape computes gradients on the device that is current when `gradient` is called, wherever the forward
 pass ran. A layer's slice must compute both passes on its own device.
 """
 
@@ -16,20 +16,20 @@ def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
 
     Args:
       device: name of the device.
-      function: returns a tensor or a list of tensors that all inputs change. It may read other tensors, which get
-        no gradient.
+      function: returns a tensor or a list of tensors that depend on all inputs. It may read other tensors, which
+        get no gradient.
       inputs: floating-point tensors, on any devices.
 
     Raises:
-      UserError: when the gradient is asked for again, as where a layer takes gradients in its call.
+      UserError: a second-order gradient is needed, for example because a layer takes gradients in its call.
     """
     asked = False
 
     @tf.custom_gradient
     def placed(*own):
-        # One tensor may be given twice, as an attention's query and value: each has a gradient of its own. And the
-        # tower's tape must not record what follows: for two tapes TensorFlow derives each called function twice,
-        # which those that XLA compiles can't be.
+        # One tensor may be given twice, like an attention's query and value: each gets a gradient of its own. And
+        # the tower's tape must not record what follows: with two tapes TensorFlow differentiates each called
+        # function twice, which fails for functions that XLA compiles.
         own = [tf.stop_gradient(value) for value in own]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(own)

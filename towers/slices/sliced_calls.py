@@ -1,4 +1,4 @@
-"""What the split layers of a model compute in place of their own `call`, each slice on its device."""
+"""Replaces the `call` of a model's split layers, so that each slice is computed on its device."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from towers.slices.splits import COLUMNS, HEADS, INPUT_CHANNELS, OUTPUT_CHANNELS
 def sliced_calls(
     model: keras.Model, layout: Layout, values: SlicedValues
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, 'call', function) for `shadowed`: the split layers, and those that compute elements one by one."""
+    """(layer, 'call', function) for `shadowed`, for split layers and element-wise layers."""
     divided = DividedTensors()
     found = [
         (split.layer, "call", _usable(split.layer, values, _CALLS[split.split](split, values, divided)))
@@ -36,7 +36,7 @@ def sliced_calls(
 
 
 def _usable(layer, values: SlicedValues, call: Callable) -> Callable:
-    """The call, and the layer's own where slices can't be used: in the body of a loop, or on a sparse tensor."""
+    """`call`, or the layer's own where slices can't be used: in the body of a loop, or on a sparse tensor."""
 
     def usable(*given, **named):
         inputs = given[0] if given else next(iter(named.values()))
@@ -65,7 +65,7 @@ def _elementwise(layer, values: SlicedValues, divided: DividedTensors):
 def _output_split(split: LayerSplit, values: SlicedValues, divided: DividedTensors) -> Callable:
     """The call of a layer whose kernel is cut along its outputs: each device gets all inputs."""
     layer, has_bias = split.layer, getattr(split.layer, "bias", None) is not None
-    # Asked before kernels shadow it by a compiled one. Others, as softmax, need all outputs at once.
+    # Checked before a compiled activation replaces it. Other activations, like softmax, need all outputs at once.
     alone = is_elementwise(layer.activation)
 
     def slice_of(inputs, kernel, bias=None):
@@ -87,7 +87,7 @@ def _output_split(split: LayerSplit, values: SlicedValues, divided: DividedTenso
 
 
 def _input_split(split: LayerSplit, values: SlicedValues, divided: DividedTensors) -> Callable:
-    """The call of a layer whose kernel is cut along its inputs: each device gets its part of them."""
+    """The call of a layer whose kernel is cut along its inputs: each device gets its part of the inputs."""
     layer, has_bias = split.layer, getattr(split.layer, "bias", None) is not None
 
     def slice_of(inputs, kernel):
@@ -121,11 +121,12 @@ def _vocabulary_call(split: LayerSplit, values: SlicedValues, divided: DividedTe
 
 
 def _looked_up(split: LayerSplit, inputs: tf.Tensor, values: SlicedValues) -> tf.Tensor:
-    """The sum of what the slices find: the row of an id from the slice that has it, zeros from the others."""
+    """The sum over the slices: an id's row from the slice that has it, zeros from the others."""
     ids, found, begin = row_ids(split.layer, inputs), [], 0
     for index, rows in enumerate(values.parts(split.layer.embeddings)):
         end = begin + split.lengths[index]
-        # The outer slices take all ids on their side, so that an id out of range fails as in Keras's layer.
+        # The first and last slice take all ids on their side, so that an id out of range fails as in Keras's
+        # layer.
         above, below = index == 0 or ids >= begin, index == len(split.lengths) - 1 or ids < end
         here = tf.logical_and(above, below)
         local = tf.where(here, ids - begin, 0)
@@ -140,7 +141,7 @@ def _looked_up(split: LayerSplit, inputs: tf.Tensor, values: SlicedValues) -> tf
 
 
 def _projected(layer, inputs, values: SlicedValues, divided: DividedTensors) -> tf.Tensor:
-    """The logits of a ReversibleEmbedding: each device those of its own ids."""
+    """The logits of a ReversibleEmbedding: each device computes those of its own ids."""
     dtype = layer.reverse_dtype or layer.compute_dtype
 
     def slice_of(inputs, kernel):

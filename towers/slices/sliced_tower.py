@@ -87,8 +87,8 @@ class SlicedTower:
         """One pass.
 
         Args:
-          parameters: for each parameter `Slices` as the layout cuts it, or a tensor. Gradients come out likewise.
-            If `traced` gathers, each slice or tensor may be `Slices` of its owners, or an `OwnPart`, whose
+          parameters: for each parameter `Slices` as the layout cuts it, or a tensor; gradients have the same form.
+            If `traced` gathers, each slice or tensor may be `Slices` over its owners, or an `OwnPart`, whose
             gradient is then as from `GatheredOnce`.
           state, batch, seed, gain: as for `TowerFunction`.
         """
@@ -118,7 +118,7 @@ class SlicedTower:
         check_gradients(self._model.variables.parameters, gradients)
         metrics = weighted_metrics(self._task, outputs, batch, active)
         self._model.kernels.place_values()
-        # One for each slice: a list of lists.
+        # For each parameter a list with one gradient for each slice.
         flat = [
             part for gradient in gradients for part in (gradient if isinstance(gradient, list) else [gradient])
         ]
@@ -158,7 +158,7 @@ class SlicedEvaluation:
 
 
 def _held(parameters: Sequence, layout: Layout) -> list:
-    """What the devices hold, one after another: each slice of a sliced parameter, and each of the others."""
+    """A flat list of what the devices hold: the slices of each sliced parameter, and the whole parameters."""
     return [
         part
         for index, value in enumerate(parameters)
@@ -167,7 +167,7 @@ def _held(parameters: Sequence, layout: Layout) -> list:
 
 
 def _sliced(held: Sequence, layout: Layout) -> list:
-    """For each parameter `Slices` of what the devices hold, or what the first one holds."""
+    """For each parameter, from this flat list, its `Slices`, or the whole value."""
     left, found = iter(held), []
     for index in range(len(layout.names)):
         if index in layout.cuts:

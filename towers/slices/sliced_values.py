@@ -5,7 +5,7 @@
                                    +- joined with the other slices     -   (only if something reads the whole)
 
 Each use has an alias of its own, because a GradientTape adds the gradients of one tensor's uses on the device that
-is current when it is asked, which is the tower's first.
+is current when `gradient` is called, which is the tower's first.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class _Use:
 
     Attributes:
       index: index of the parameter.
-      slice_index: which slice of it; None for all of it.
+      slice_index: index of the slice; None for the whole parameter.
       tensor: the value.
     """
 
@@ -39,7 +39,7 @@ class SlicedValues:
 
     Attributes:
       devices: the device of each slice.
-      graph: the graph of the pass. A layer that is called in another (the body of a loop) reads whole parameters.
+      graph: the graph of the pass. A layer called in another graph (the body of a loop) reads whole parameters.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SlicedValues:
         return found
 
     def whole_values(self) -> list[tf.Tensor]:
-        """A value for each parameter; of sliced ones the slices, joined. What nothing reads is not computed."""
+        """The whole value of each parameter; slices are joined. Values that nothing reads are not computed."""
         cuts = self._layout.cuts
         return [
             self._used(index, None, tf.concat(value, cuts[index][0]) if index in cuts else value)
@@ -79,7 +79,7 @@ class SlicedValues:
     def gradients_of(
         self, objective: tf.Tensor, traced: TracedPass
     ) -> list[gradients.Gradient | list[gradients.Gradient] | None]:
-        """For each parameter the gradient of the objective, or a list of those of its slices, on their devices.
+        """For each parameter the gradient of the objective, or a list of its slices' gradients, on their devices.
 
         None for a parameter that the objective does not depend on.
 

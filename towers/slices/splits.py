@@ -1,4 +1,4 @@
-"""The ways in which layers can be split over devices: which dimension of which variable is cut, and what meets.
+"""How layers can be split over devices: which dimension of which variable is cut, and with which collective.
 
     Dense, by columns       x [N, in]  ->  x kernel[:, own]                 all-gather of the outputs
     Dense, by rows          x[:, own] kernel[own, :]                        all-reduce of the outputs
@@ -7,8 +7,8 @@
     Conv, output channels   conv(x, kernel[..., own])                       all-gather of the outputs
     Conv, input channels    conv(x[..., own], kernel[..., own, :])          all-reduce of the outputs
 
-A layer by columns whose outputs go to one by rows needs no all-gather: each device has what it reads (Shoeybi et
-al. 2019, Megatron-LM, section 3). In the backward pass the same tensors meet the other way round.
+A layer split by columns that feeds a layer split by rows needs no all-gather: each device has what it reads
+(Shoeybi et al. 2019, Megatron-LM, section 3). In the backward pass the collectives are reversed.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ VOCABULARY, HEADS = "vocabulary", "heads"
 OUTPUT_CHANNELS, INPUT_CHANNELS = "output_channels", "input_channels"
 WHOLE = "whole"
 SPLITS = (COLUMNS, ROWS, VOCABULARY, HEADS, OUTPUT_CHANNELS, INPUT_CHANNELS, WHOLE)
-# The split of a layer that reads the parts of one that is split so, without an all-gather.
+# By a layer's split, the split of a layer that can read its parts without an all-gather.
 READS_PARTS_OF = {COLUMNS: ROWS, OUTPUT_CHANNELS: INPUT_CHANNELS}
 
 ALL_GATHER, ALL_REDUCE = "all-gather", "all-reduce"
@@ -37,7 +37,7 @@ class Cut:
 
     Attributes:
       units: number of columns, rows, ids, heads or channels, which are divided over the devices.
-      dimensions: each variable that is cut, with its dimension whose length is `units`.
+      dimensions: each variable that is cut, and its dimension that is cut, of length `units`.
       collective: what makes the layer's outputs whole.
     """
 
@@ -47,7 +47,7 @@ class Cut:
 
 
 def cuts_of(layer: keras.layers.Layer) -> Mapping[str, Cut]:
-    """The ways to split a layer by name, that of the defaults first; none for a layer that no rule splits."""
+    """The ways to split a layer, by name, the default first; empty for a layer that no rule splits."""
     if not layer.built or _has_other_weights(layer):
         return {}
     if type(layer) is layers.Dense:
@@ -60,7 +60,7 @@ def cuts_of(layer: keras.layers.Layer) -> Mapping[str, Cut]:
 
 
 def projections(layer: layers.MultiHeadAttention) -> Mapping[str, layers.EinsumDense]:
-    """By the name of the attribute, the layers of an attention that compute something for each head."""
+    """The layers of an attention that compute something for each head, by attribute name."""
     names = ("_query_dense", "_key_dense", "_value_dense", *(["_gate_dense"] if layer._use_gate else []))
     return {name: getattr(layer, name) for name in names}
 
@@ -93,7 +93,7 @@ def _attention(layer):
     # Each device would draw its own dropout mask, so the numbers would depend on the number of devices.
     if layer.dropout:
         return {}
-    # A penalty of the projections' outputs needs their own calls, and that of the last one the whole output.
+    # A penalty on the projections' outputs needs their own calls, and for the last projection the whole output.
     if layer._activity_regularizer is not None:
         return {}
     if any(map(_has_other_weights, (*projections(layer).values(), layer._output_dense))):
@@ -105,7 +105,7 @@ def _attention(layer):
 
 
 def _convolution(layer):
-    # Keras pads for causal ones in the layer's own call.
+    # For causal convolutions Keras pads in the layer's own call.
     if layer.groups != 1 or layer.data_format != "channels_last" or layer.padding == "causal":
         return {}
     bias = ((layer.bias, 0),) if layer.use_bias else ()

@@ -1,11 +1,11 @@
-"""Tensors that cross from one part of a model to another one, while the model is traced.
+"""Tensors that cross from one part of a model to another, while the model is traced.
 
     part 0             part 1
     x -> leaving ----> arriving -> ...          forward
     g <- leaving <---- g                        backward
 
-Between two parts a tensor passes two identities, one in each part. So what a part keeps for its backward pass is
-its own, and the gradient that it gets is an operation of the part too.
+Between two parts a tensor passes two identities, one in each part. So whatever a part keeps for its backward pass,
+and the gradient that it receives, are results of the part's own operations.
 """
 
 import functools
@@ -26,12 +26,12 @@ class Crossings:
         self._arrived: dict[tuple[int, int], tf.Tensor] = {}
 
     def at(self, part: int, source: int | None, value):
-        """A value in a part, whose operations are being made.
+        """A value as an operation of `part` reads it. Call it while the part's operations are created.
 
         Args:
           part: the part.
           source: the part that computed it; None for an input of the model that has no gradient.
-          value: a tensor, with Keras's mask; None stays None.
+          value: a tensor, whose Keras mask crosses too; None stays None.
         """
         if source == part or value is None:
             return value
@@ -43,7 +43,7 @@ class Crossings:
     def _leaving(self, source: int | None, value):
         if source is None:
             return value
-        # A sparse or ragged tensor consists of several, and has no gradient itself.
+        # A sparse or ragged tensor consists of several tensors, and has no gradient itself.
         return tf.nest.map_structure(
             functools.partial(self._tensor_leaving, source), value, expand_composites=True
         )

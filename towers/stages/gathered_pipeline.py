@@ -3,9 +3,9 @@
     CPU:0   gather unit 0, 1   F0: unit 0, gather 2 ...   F1: ...   B0: ...     units of stage 0 alone
     CPU:1   gather unit 0, 1             F0: unit 0, gather 2 ...   B0: ...     units of stage 1 alone
 
-All actions of a tower are one graph, so a device gathers the first units of an action during the one before. The
-pieces are imported into it: a call would get whole parameters before it begins. What is dead is removed first,
-because a gather that waits for a use would bring it to life.
+All actions of a tower are one graph, so a device gathers the first units of an action during the action before.
+The pieces are imported into the graph: a function call would need its whole parameters before it begins. Dead
+operations are removed first, because a gather that waits for them would make them run.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class GatheredPipeline:
     """The training pass of a tower. Called as `PipelineTower`, with parameters that may be `Slices`.
 
     Attributes:
-      traced: makes its graphs.
+      traced: makes the tower's graphs.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GatheredPipeline:
 
     @property
     def decays(self) -> Sequence[float | None]:
-        """As of `PipelineTower`."""
+        """As in `PipelineTower`."""
         return self._tower.decays
 
     def __call__(self, parameters, state, parts: Sequence[Batch], seeds, gains) -> TowerResult:

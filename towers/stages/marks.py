@@ -8,13 +8,13 @@ from towers.recompute.recomputation import TracedPass
 
 
 class Marks:
-    """Which stage (or device of a tower) the operations of a graph belong to, noted while they are made.
+    """Records which stage (or device of a tower) the operations of a graph belong to while they are created.
 
     Attributes:
       first, last: number of operations before the first stage, and after the last one.
       backward: number of operations before the backward pass; None if there is none.
-      end: number of operations that the function made; what follows passes results on.
-      recomputed: what the backward pass computes again; None if there is none.
+      end: number of operations that the function created; later ones only pass results on.
+      recomputed: what the backward pass computes again; None for nothing.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -33,7 +33,7 @@ class Marks:
 
     @contextlib.contextmanager
     def at(self, stage: int):
-        """Context manager: the operations made inside it belong to the stage."""
+        """Context manager: the operations created inside it belong to the stage."""
         before = self._stage
         self._set(stage)
         try:

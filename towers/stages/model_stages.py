@@ -25,7 +25,8 @@ class ModelStages:
     """The stages of a model.
 
     Attributes:
-      functional: the functional model whose operations are cut; that of a `Sequential`, or the model itself.
+      functional: the functional model whose operations are cut: the model itself, or the one inside a
+        `Sequential`.
       nodes: [stages] Keras's nodes of each stage, in order. A node is one call of an operation.
     """
 
@@ -37,7 +38,7 @@ class ModelStages:
         return len(self.nodes)
 
     def stages_of(self, variable: keras.Variable) -> list[int]:
-        """The stages with an operation that has the variable, ascending; [0] if none has it."""
+        """The ascending indices of the stages with an operation that has the variable; [0] if none has it."""
         found = [
             stage
             for stage, nodes in enumerate(self.nodes)
@@ -47,7 +48,7 @@ class ModelStages:
 
 
 def cut_by_parameters(model: keras.Model, num_stages: int) -> ModelStages:
-    """The stages with about equally many elements of parameters: those of the largest stage are fewest.
+    """Cuts a model into stages with about equally many parameters: minimizes those of the largest stage.
 
     Raises:
       UserError: the model is not functional, or has fewer operations than there are stages.
@@ -57,7 +58,7 @@ def cut_by_parameters(model: keras.Model, num_stages: int) -> ModelStages:
     seen: set[int] = set()
     costs = []
     for node in nodes:
-        # A shared variable counts where it is read first, because it lives there.
+        # A shared variable counts in the stage that reads it first, because it lives there.
         new = {id(v): v for v in variables_of(node.operation) if v.trainable and id(v) not in seen}
         seen.update(new)
         costs.append(sum(math.prod(v.shape) for v in new.values()))
@@ -65,11 +66,11 @@ def cut_by_parameters(model: keras.Model, num_stages: int) -> ModelStages:
 
 
 def cut_by_costs(functional: keras.Model, costs: Sequence[float], num_stages: int) -> ModelStages:
-    """The stages whose largest one is smallest.
+    """Cuts a model into stages so that the cost of the largest stage is minimal.
 
     Args:
       functional: as `functional_of` returns it.
-      costs: of each of its `nodes_of`.
+      costs: the cost of each node of `nodes_of(functional)`.
       num_stages: number of stages.
 
     Raises:
@@ -93,7 +94,7 @@ def functional_of(model: keras.Model, done: str = "cut into stages") -> keras.Mo
 
     Args:
       model: any model.
-      done: what is to be done with its graph, for the message.
+      done: what the caller wants to do with its graph, for the message.
 
     Raises:
       UserError: the model's own code decides what it computes, so there is no graph to cut.
@@ -123,7 +124,7 @@ def nodes_of(functional: keras.Model) -> list:
 
 
 def variables_of(operation) -> list[keras.Variable]:
-    """The variables of an operation; none if it is no layer."""
+    """The variables of an operation; empty if it is not a layer."""
     return list(operation.variables) if isinstance(operation, keras.layers.Layer) else []
 
 
@@ -133,7 +134,7 @@ def _cut(functional: keras.Model, boundaries: Sequence[int]) -> ModelStages:
 
 
 def parameter_bytes(stages: ModelStages) -> list[int]:
-    """[stages] bytes of the parameters that live with each stage: with the first one that reads them."""
+    """[stages] bytes of each stage's parameters; a shared one belongs to the first stage that reads it."""
     found = [0] * stages.num_stages
     for variable in stages.functional.trainable_variables:
         size = math.prod(variable.shape) * tf.as_dtype(variable.dtype).size

@@ -1,4 +1,4 @@
-"""How long each operation of a model takes, forward and backward, measured here: for stages of equal time."""
+"""Measures how long each operation of a model takes, forward and backward, for stages of equal time."""
 
 import time
 
@@ -24,7 +24,7 @@ def operation_seconds(functional: keras.Model, num_examples: int, kernels: Layer
       kernels: which layers use other kernels than Keras's.
 
     Raises:
-      UserError: an operation's inputs have no fixed shape, or it does not compute values that are drawn for it.
+      UserError: an operation's inputs have no fixed shape, or it fails on random inputs.
     """
     seconds: dict[str, float] = {}
     found = []
@@ -38,7 +38,7 @@ def operation_seconds(functional: keras.Model, num_examples: int, kernels: Layer
 
 
 def _key(node) -> str:
-    """Equal for operations that take equally long."""
+    """A key that is equal for operations that take equally long."""
     operation = node.operation
     shapes = [(x.shape, x.dtype) for x in node.input_tensors]
     try:
@@ -69,7 +69,7 @@ def _seconds_of(node, num_examples: int) -> float:
     try:
         passes(*inputs)
     except tf.errors.InvalidArgumentError:
-        # As a lookup that has no index for unknown values.
+        # For example a lookup that has no index for unknown values.
         raise UserError(
             f"balance='time': operation {node.operation.name!r} fails on the random values that measure its "
             "time: use balance='parameters'"

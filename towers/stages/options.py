@@ -21,11 +21,14 @@ class PipelineOptions:
     """The options of a pipeline.
 
     Attributes:
-      stages: number of stages; None for one for each device of a tower, or for those of a given schedule.
+      stages: number of stages; None for one per device of a tower, or for those of a given schedule.
       microbatches: number of microbatches; None for twice the stages, or for those of a given schedule.
       schedule: the order of the passes: a name in `towers.pipeline.builders.NAMES`, or a schedule.
-      balance: where the model is cut: 'parameters' for stages of equally many, 'time' for stages that take equally
-        long, or the number of operations of each stage.
+      balance: where the model is cut: 'parameters' for stages with equally many parameters, 'time' for stages that
+        take equally long, or a sequence with the number of operations of each stage.
+
+    Raises:
+      UserError: an option is unknown, out of range or of another type.
     """
 
     stages: int | None = None
@@ -121,10 +124,10 @@ def check_microbatches(
     """Checks that a full batch has an example for every tower in each microbatch of its pipeline.
 
     Args:
-      batch_size, accumulation: examples of a batch, and number of parts that it is divided into first.
+      batch_size, accumulation: number of examples of a batch, and of parts that it is divided into first.
       microbatches: number of microbatches.
       shares: relative number of examples of each tower.
-      by_default: whether nobody chose their number.
+      by_default: whether `microbatches` is a default that the user did not choose.
 
     Raises:
       UserError: some microbatch would be empty.

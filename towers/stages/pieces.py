@@ -1,4 +1,4 @@
-"""Pieces of a traced function, each a function of its own: what one stage computes in one pass.
+"""Cuts a traced function into pieces, each a function of its own: what one stage computes in one pass.
 
 x, kernel -> [forward 0] -> y, kept -> ...        inputs and outputs are the tensors that cross a piece's edge
 """
@@ -17,13 +17,13 @@ _GIVEN = "given_to_the_piece_"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """What is computed at one place.
+    """The part of a traced function at one place (a stage and a pass).
 
     Attributes:
       place: the place.
-      inputs, outputs: names of the tensors that it reads from elsewhere, and of those that are read elsewhere.
-      function: from the inputs to the outputs, as lists.
-      graph: the same as a graph, whose `imported` computes it without a call.
+      inputs, outputs: names of the tensors that it reads from other pieces, and of those that others read.
+      function: a function from the list of inputs to the list of outputs.
+      graph: the same as a `FlatGraph`, whose `imported` computes it without a function call.
     """
 
     place: Place
@@ -39,8 +39,9 @@ def pieces_of(
     """The pieces of a graph by place.
 
     Args:
-      graph: a traced function's.
-      places: the place of each operation by name; one without a place is copied to where it is read.
+      graph: the graph of a traced function.
+      places: the place of each operation, by name; an operation without a place is copied to each piece that reads
+        it.
       sources: names of the operations that are the function's arguments.
       results: names of tensors that are outputs even if no other piece reads them.
     """
@@ -97,14 +98,14 @@ def _placeholder(index: int, tensor: tf.Tensor):
 
 
 def _rewritten(operation: tf.Operation, node, numbers: Mapping[str, int], here: Collection[str]):
-    """The node with its inputs from elsewhere replaced by placeholders."""
+    """The node, with placeholders for its inputs from other pieces."""
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
     data = [f"{_GIVEN}{numbers[t.name]}" if t.name in numbers else t.name for t in operation.inputs]
     controls = [f"^{before.name}" for before in operation.control_inputs if before.name in here]
     del copy.input[:]
     copy.input.extend([*data, *controls])
-    # Operations that a gradient should be beside, which may be in another piece.
+    # The attribute names operations to be colocated with, which may be in another piece.
     copy.attr.pop("_class", None)
     return copy
 

@@ -1,10 +1,10 @@
-r"""A tower of several devices, each with a stage of the model or several, and microbatches that pass through them.
+r"""A tower of several devices, each with one or several stages of the model, which microbatches pass through.
 
     device 0  F0 F1  .  . B0 F2 B1 F3 B2  . B3       in the order of the schedule
     device 1   . F0 B0 F1 B1 F2 B2 F3 B3  .  .
 
-All is one graph. A device takes an action when the one before it has ended and what it needs has arrived; tensors
-travel while devices compute. Gradients are added up where they are computed, and leave at the end.
+All is one graph. A device starts an action when its previous action has ended and all inputs have arrived; tensors
+are sent while devices compute. Gradients are summed where they are computed, and sent at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,19 +32,19 @@ class PipelineTower:
         """Args:
         passes: the model's passes in pieces, the same for all towers.
         devices: the tower's devices; device i takes the actions of device i of the schedule.
-        inlined: whether the pieces become operations of the graph, and not calls of functions.
+        inlined: whether the pieces become operations of the graph instead of function calls.
         """
         self._passes, self._inlined = passes, inlined
         homes = passes.schedule.stage_devices
         self._devices = [devices[homes[stage]] for stage in range(passes.stages.num_stages)]
         played = play(passes.schedule, lambda stage: EQUAL_SECONDS)
         timed = [one for of_device in played.devices for one in of_device]
-        # What an action needs ends before it starts, so this order has it earlier.
+        # All that an action needs ends before it starts, so it comes earlier in this order.
         self._order = [one.action for one in sorted(timed, key=lambda one: one.start_seconds)]
 
     @property
     def decays(self) -> Sequence[float | None]:
-        """Of each state variable as `towers.moving_averages.after_all` takes them; known after a call."""
+        """The decay of each state variable, as for `towers.moving_averages.after_all`; known after a call."""
         return self._passes.decays
 
     def __call__(
@@ -55,12 +55,12 @@ class PipelineTower:
         seeds: Sequence[tf.Tensor],
         gains: Sequence[tf.Tensor],
     ) -> TowerResult:
-        """One pass of all microbatches; their sums.
+        """One pass of all microbatches; returns their sums.
 
         Args:
           parameters, state: one tensor for each variable.
-          parts, seeds, gains: for each microbatch as for `TowerFunction`. An empty one is an example of the batch
-            with gain 0; it does not change the state.
+          parts, seeds, gains: for each microbatch, as for `TowerFunction`. For an empty microbatch, an example of
+            the batch with gain 0, which does not change the state.
         """
         found = self._passes.training(parts[0])
         shared = _Shared(found, self._passes, self._devices, parameters, self._inlined)
@@ -90,13 +90,13 @@ class PipelineEvaluation:
 
 
 class _Shared:
-    """What all microbatches of a call share: parameters, and what is computed from them alone."""
+    """What all microbatches of a call share: parameters, and what is computed only from them."""
 
     def __init__(
         self, found: StagedTrace, passes: StagedPasses, devices: Sequence[str], parameters, inlined: bool
     ):
         self.pieces, self._devices, self._inlined = found.pieces, devices, inlined
-        # Inlined pieces take no tensors from outside of graphs.
+        # Inlined pieces can't take eager tensors.
         self.values = {name: tf.identity(value) for name, value in found.captured.items()}
         for name, reading in zip(found.readings, passes.readings, strict=True):
             with tf.device(devices[reading.stage]):
@@ -105,12 +105,12 @@ class _Shared:
             self.compute(Place(stage, None), self.values)
 
     def compute(self, place: Place, values: dict[str, tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[str]:
-        """Adds the outputs of the piece at a place, if there is one, to `values`; their names.
+        """Adds the outputs of the piece at a place, if there is one, to `values`, and returns their names.
 
         Args:
           place: the place.
-          values: of a microbatch by name.
-          after: tensors of the device that must be computed before the piece begins.
+          values: tensors of a microbatch by name.
+          after: tensors of the device that must be computed before the piece starts.
         """
         piece = self.pieces.get(place)
         if piece is None:
@@ -125,7 +125,7 @@ class _Shared:
         return list(piece.outputs)
 
     def _waiting(self, piece: Piece, values: Mapping[str, tf.Tensor]) -> list[str]:
-        """The inputs that wait for the device: those from elsewhere, on which the rest of the piece depends."""
+        """The inputs that must wait for the device: from other pieces; the rest of the piece needs them."""
         own = {
             name
             for other in self.pieces.values()
@@ -155,14 +155,14 @@ class _TrainingRun:
             for of_one in zip(parts, zip(seeds, self._gains, strict=True), strict=True)
         ]
         self._state = list(state)
-        # By index of a moving statistic, and by microbatch, its value before and after.
+        # By index of a moving statistic and by microbatch: its values before and after.
         self._moving = {index: {} for index, decay in enumerate(passes.decays) if decay is not None}
         self._new_state = self._trace.new_state_names()
         self._state_homes = [passes.stages.stages_of(variable)[0] for variable in passes.variables.state]
         self._gradients = self._trace.gradient_names()
-        # Of each reading the sum of its dense gradients so far.
+        # For each reading the sum of its dense gradients so far.
         self._sums: dict[int, tf.Tensor] = {}
-        # By device what its latest action ended with.
+        # By device: the last tensors of its latest action.
         self._ends: dict[str, list[tf.Tensor]] = {}
         self._sent = {
             name
@@ -212,7 +212,7 @@ class _TrainingRun:
                     self._moving[index][microbatch] = before, after
 
     def result(self) -> TowerResult:
-        """The sums, after all actions."""
+        """The sums over all microbatches. Call it after all actions."""
         of_parameters: dict[int, list] = {}
         homes: dict[int, str] = {}
         for index in self._gradients:
@@ -238,7 +238,7 @@ class _TrainingRun:
             )
 
     def _added(self) -> list[tf.Tensor]:
-        """As of `Microbatches`. A schedule may take the microbatches in any order."""
+        """`added` for `Microbatches`. A schedule may take the microbatches in any order."""
         found = []
         for index, by_microbatch in self._moving.items():
             with tf.device(self._devices[self._state_homes[index]]):

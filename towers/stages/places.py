@@ -1,18 +1,18 @@
-"""Where each operation of a traced tower belongs: to which stage, and to its forward or its backward pass.
+"""The place of each operation of a traced tower: its stage, and the forward or backward pass.
 
-The operations of the forward pass are known, because they were noted while they were traced. Others are found from
-what they read:
+The operations of the forward pass are known, because they were recorded during tracing. The place of the others
+follows from what they read:
 
     before the stages          stage 0
     after them (the loss)      the latest stage among those that it reads; the last one if it reads the batch alone
     in the backward pass       the earliest stage among those that it reads
 
 So regularisers, masks, skips, metrics and any loss are computed as in a tower of one device, nothing is computed
-twice, and what crosses from a forward to a backward pass is what is kept. A parameter that several stages read has
-a reading, and a gradient, for each.
+twice, and the tensors that cross from a forward to a backward pass are those that are kept. A parameter that
+several stages read has a reading, and a gradient, for each of them.
 
-A stage reads forward what earlier stages and backward what later stages computed, which is the order that every
-schedule keeps.
+In the forward pass a stage reads what earlier stages computed, in the backward pass what later stages computed;
+every schedule keeps this order.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
     Attributes:
       stage: index of the stage.
-      kind: the pass; None for what reads parameters alone, which all microbatches share.
+      kind: the pass; None for operations that read only parameters, which all microbatches share.
     """
 
     stage: int
@@ -43,9 +43,10 @@ class Source:
     """An argument of the traced function.
 
     Attributes:
-      stage: the stage that reads it; None if any may.
+      stage: the stage that reads it; None if any stage may.
       varies: whether microbatches get different values of it.
-      is_small: whether what is computed from it alone is not worth sending: a seed or a scalar.
+      is_small: whether it is a seed or a scalar: results computed only from such arguments are recomputed, not
+        sent.
     """
 
     stage: int | None = None
@@ -54,7 +55,7 @@ class Source:
 
 
 class _Reads(NamedTuple):
-    """What an operation depends on: its stages, whether it varies, and whether it is more than small sources."""
+    """What an operation depends on: stages, whether it varies, and whether on more than small sources."""
 
     stage: int | None
     varies: bool
@@ -62,12 +63,12 @@ class _Reads(NamedTuple):
 
 
 def places_of(graph: tf.Graph, marks: Marks, sources: Mapping[str, Source], num_stages: int) -> dict[str, Place]:
-    """The places of the operations by name. Those that each piece copies, such as constants, have none.
+    """The places of the operations by name. Operations that each piece copies, such as constants, have none.
 
     Args:
       graph: the traced function's.
-      marks: noted while it was traced.
-      sources: its arguments by name of their placeholders.
+      marks: recorded while it was traced.
+      sources: its arguments by the names of their placeholders.
       num_stages: number of stages.
     """
     last = num_stages - 1
@@ -107,11 +108,11 @@ def places_of(graph: tf.Graph, marks: Marks, sources: Mapping[str, Source], num_
 
 
 def _added_to_forward(operations: Sequence[tf.Operation], backward: int | None) -> set[str]:
-    """The names of what the forward pass reads, but the backward pass made: a loop's lists of what it keeps.
+    """Names of operations that the backward pass created and the forward pass reads: lists of a loop.
 
     Args:
-      operations: in the order in which they were traced.
-      backward: the index of the backward pass's first one; None for no such pass.
+      operations: operations in the order of tracing.
+      backward: index of the first operation of the backward pass; None without one.
     """
     if backward is None:
         return set()
@@ -126,7 +127,7 @@ def _added_to_forward(operations: Sequence[tf.Operation], backward: int | None) 
 
 
 def with_late_weights(graph: tf.Graph, places: Mapping[str, Place]) -> dict[str, Place]:
-    """The places, with what no other stage waits for in WEIGHTS: the second half of each backward pass.
+    """The places, with operations that no other stage waits for in WEIGHTS, the second half of a backward pass.
 
     Args:
       graph: the traced function's.

@@ -1,6 +1,6 @@
-"""Stages whose backward passes compute activations again.
+"""Recomputation in stages: their backward passes compute activations again.
 
-stage 0    forward   x --> A --> B --> y            x stays for each microbatch that is on its way, A and B do not
+stage 0    forward   x --> A --> B --> y            x is kept for each microbatch that is alive, A and B are not
            backward  x --> A' -> B' --> gradients
 """
 
@@ -18,8 +18,8 @@ def recomputed_in_stages(
 ) -> tuple[tf.Graph, dict[str, Place]]:
     """The graph with second computations, and the places of its operations: copies belong to the backward pass.
 
-    A part of the model that lies in several stages is computed once: a copy in one stage would wait for copies in
-    the stage before, whose backward pass comes later.
+    A segment that lies in several stages is not recomputed: a copy in one stage would wait for copies in the stage
+    before, whose backward pass comes later.
 
     Args:
       graph: the traced function's.

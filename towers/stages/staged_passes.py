@@ -1,4 +1,4 @@
-"""The passes of a model in pieces: what `towers.tower` computes on one device, cut into stages."""
+"""The passes of a model, cut into the pieces of its stages: what `towers.tower` computes on one device."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ class StagedPasses:
     """The training and the evaluation pass of a task's model in pieces, traced once for each spec of a batch.
 
     Attributes:
-      decays: of each state variable as `towers.moving_averages.after_all` takes them; known after `training`.
+      decays: the decay of each state variable, as for `towers.moving_averages.after_all`; known after `training`.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class StagedPasses:
         task: gives the loss and the metrics.
         model: a built template.
         stages: its stages.
-        schedule: what the devices of a tower do, without faults.
+        schedule: a schedule without faults of the tower's devices.
         kernels: which layers use other kernels than Keras's.
         recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
-          A part of the model that lies in several stages is computed once.
+          A part of the model that lies in several stages is not recomputed.
         batch_spec: as for `towers.tower.TowerFunction`.
         """
         self.variables, self.stages, self.schedule = ModelVariables.of(model), stages, schedule
@@ -65,10 +65,11 @@ class StagedPasses:
     def training(self, batch: Batch) -> StagedTrace:
         """The pieces of a training pass: arguments and results as of `towers.tower.TowerFunction`.
 
-        Parameters are readings, and the gradients are a dict by the index of their reading, as text.
+        Readings take the place of parameters; the gradients are a dict whose keys are indices of readings, as
+        text.
 
         Raises:
-          UserError: a layer of several stages changes its state.
+          UserError: a layer in several stages changes its state.
         """
         found = self._trace("training", self._train, batch, [_SEED, _SCALAR], self.schedule.is_split)
         self._check_state(found)
@@ -117,7 +118,7 @@ class StagedPasses:
         found = traced.gradients(tape, objective, readings)
         self._check_gradients(found)
         self._kernels.place_values()
-        # A stage may have a layer without reading all of its parameters.
+        # A stage may contain a layer but not read all of its parameters.
         present = {str(index): gradient for index, gradient in enumerate(found) if gradient is not None}
         return TowerResult(loss_sum, weight, present, new_state, metrics)
 
@@ -132,7 +133,7 @@ class StagedPasses:
         check_gradients(self.variables.parameters, of_any)
 
     def _check_state(self, found: StagedTrace) -> None:
-        """A microbatch passes the state on to the next one in the stage that has it."""
+        """Raises UserError if a layer in several stages changes its state, which stays within a stage."""
         for index, after in found.new_state_names().items():
             path, before = self.variables.state[index].path, found.state[index]
             pieces = [piece for piece in found.pieces.values() if before in piece.inputs or after in piece.outputs]

@@ -1,4 +1,4 @@
-"""Runs a functional model stage by stage while it is traced, and notes which stage each operation belongs to."""
+"""Runs a functional model stage by stage while it is traced, and records the stage of each operation."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,7 +13,7 @@ from towers.tower_scope import read_as
 
 
 class StagedRun:
-    """Takes the place of a functional model's `_run_through_graph`."""
+    """Replaces a functional model's `_run_through_graph`."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class StagedRun:
     ):
         """Args:
         stages: the model's stages.
-        marks: gets a note for each stage.
+        marks: records the stages.
         readings: [stages] pairs (variable, value) of the parameters that each stage reads. Another stage that
           reads a parameter too has a value of its own, so that each has its own gradient.
         """

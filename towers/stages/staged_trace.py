@@ -1,4 +1,4 @@
-"""A function of a model's variables and a batch, traced once and taken apart into the pieces of its stages."""
+"""A function of a model's variables and a batch, traced once and cut into the pieces of its stages."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ class Reading:
 
 
 def readings_of(stages: ModelStages, variables: ModelVariables) -> list[Reading]:
-    """The readings of all parameters; of each parameter the first one is in the stage where it lives."""
+    """The readings of all parameters; the first reading of a parameter is in the stage where it lives."""
     return [
         Reading(index, stage)
         for index, variable in enumerate(variables.parameters)
@@ -46,10 +46,10 @@ class StagedTrace:
     """A traced function in pieces.
 
     Attributes:
-      pieces: by place.
+      pieces: the pieces by place.
       readings, state: names of the tensors that stand for parameters' readings and for the state.
       batch: names of the tensors of a batch, flat.
-      scalars: names of the tensors of the last arguments.
+      scalars: names of the tensors of the last, scalar arguments.
       captured: values of the tensors that the function captured, by name.
       results: names of the function's results, flat.
       structure: the structure of the results, with specs of tensors.
@@ -79,13 +79,13 @@ class StagedTrace:
         raise AssertionError(f"no field {field}")
 
     def new_state_names(self) -> dict[int, str]:
-        """For each variable of the state that changes, by index, the name of its new value."""
+        """The names of the new values of the state variables that change, by index."""
         return dict(zip(sorted(self.structure.new_state), self.results_of("new_state"), strict=True))
 
     def gradient_names(self) -> dict[int, list[str]]:
         """For each reading that has a gradient the names of its tensors: one, or those of IndexedSlices."""
         names, found = iter(self.results_of("gradients")), {}
-        # As `tf.nest` orders a dict.
+        # Sorted, like the dict's values in `tf.nest`.
         for key, leaf in sorted(self.structure.gradients.items()):
             found[int(key)] = [next(names) for _ in tf.nest.flatten(leaf, expand_composites=True)]
         return found
@@ -111,7 +111,7 @@ def trace(
     *,
     is_split: bool = False,
 ) -> StagedTrace:
-    """Traces a function and takes it apart.
+    """Traces a function and cuts it into pieces.
 
     Args:
       function: takes readings, state, batch and scalars; calls its first argument, `Marks`, `begin_backward`. It
@@ -119,7 +119,7 @@ def trace(
       stages: the model's stages.
       variables: the model's variables.
       specs: specs of readings (list), state (list), batch (structure) and each of the scalars.
-      is_split: whether gradients that no other stage waits for get a piece of their own.
+      is_split: whether gradients that no other stage waits for become a separate piece.
     """
     readings = readings_of(stages, variables)
     found: list[Marks] = []
@@ -176,7 +176,7 @@ def _in_pieces(concrete, marks, stages, readings, variables, specs, is_split) ->
 
 
 def _grouped(names: Sequence[str], specs: Sequence) -> tuple[list[Sequence[str]], Sequence[str]]:
-    """The names of the tensors of each argument, and of those that the function captured."""
+    """The names of each argument's tensors, and of the tensors that the function captured."""
     groups, begin = [], 0
     for spec in specs:
         end = begin + len(tf.nest.flatten(spec, expand_composites=True))
@@ -186,7 +186,7 @@ def _grouped(names: Sequence[str], specs: Sequence) -> tuple[list[Sequence[str]]
 
 
 def _returned(tensor: tf.Tensor, made: Collection[str]) -> tf.Tensor:
-    """The tensor that the function returned: TensorFlow passes it on through an identity made afterwards."""
+    """The tensor that the function itself returned, before the identity that TensorFlow adds to it."""
     while tensor.op.name not in made:
         tensor = tensor.op.inputs[0]
     return tensor

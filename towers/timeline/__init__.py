@@ -1,1 +1,1 @@
-"""Who did what when in traced steps: operations with their times, and what each device did in intervals."""
+"""The timeline of traced steps: operations with their times, and what each device did in intervals."""

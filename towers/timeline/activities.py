@@ -1,4 +1,4 @@
-"""What an operation of a step belongs to, which its name says: the tower, the pass, or the end of the step.
+"""Finds by an operation's name what it belongs to: a tower, a pass, or the end of the step.
 
 Steps are traced in these name scopes. TensorFlow keeps them when it inlines and optimizes the graph:
 
@@ -16,7 +16,7 @@ import re
 from towers.pipeline.action import Action, Kind
 
 EXCHANGE_SCOPE, UPDATE_SCOPE, BACKWARD_SCOPE = "exchange", "update", "backward_pass"
-# What the copies of operations are called that the backward pass computes again.
+# Suffix of the names of operations that the backward pass computes again.
 RECOMPUTED_SUFFIX = "_recomputed"
 
 _TOWER = re.compile(r"(?:^|/)tower_(\d+)(?:_\d+)?/")
@@ -26,7 +26,7 @@ _END = re.compile(rf"(?:^|/)({EXCHANGE_SCOPE}|{UPDATE_SCOPE})(?:_\d+)?/")
 
 
 class Work(enum.StrEnum):
-    """What a device is busy with."""
+    """The kinds of work of a device."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -43,7 +43,7 @@ _OF_KIND = {Kind.FORWARD: Work.FORWARD, Kind.BACKWARD: Work.BACKWARD, Kind.WEIGH
 
 @dataclasses.dataclass(frozen=True)
 class Activity:
-    """What an operation belongs to.
+    """The activity that an operation belongs to.
 
     Attributes:
       work: the kind of work.
@@ -68,7 +68,7 @@ def action_scope(action: Action) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def activity_of(name: str) -> Activity:
-    """What the operation of this name belongs to."""
+    """The activity of the operation with this name."""
     of_tower, of_action, end = _TOWER.search(name), _ACTION.search(name), _END.search(name)
     tower = int(of_tower.group(1)) if of_tower else None
     if of_action is not None:

@@ -1,7 +1,7 @@
-"""What each device did when: its operations joined to intervals that do not overlap.
+"""What each device did at which time: its operations, joined to intervals that do not overlap.
 
-An action of a pipeline is one interval: from the moment at which the device is free and what it needs has arrived,
-to the end of its last operation. Other work is joined where the pauses between operations are short.
+An action of a pipeline is one interval: from the moment when the device is free and all inputs have arrived, to
+the end of its last operation. Other operations are joined where the pauses between them are short.
 """
 
 import collections
@@ -12,9 +12,9 @@ from towers.pipeline.action import Kind
 from towers.timeline.activities import Activity, Work, activity_of
 from towers.timeline.operations import Span, TracedOperation, TracedSteps
 
-# The row of what the process itself does.
+# The row of the process's own work.
 HOST_ROW = "input"
-# What the row of a device's exchange with other processes is called, after the device: it computes meanwhile.
+# Suffix of the row of a device's exchange with other processes, during which the device computes.
 _EXCHANGE_ROW = "exchange"
 # Operations of the same kind with a shorter pause between them are drawn as one interval.
 _PAUSE_SECONDS = 2e-4
@@ -22,10 +22,10 @@ _PAUSE_SECONDS = 2e-4
 
 @dataclasses.dataclass(frozen=True)
 class Interval(Span):
-    """A stretch of time of a row.
+    """What one row did in a stretch of time.
 
     Attributes:
-      row: the device, its exchange ('CPU:0 exchange'), or HOST_ROW.
+      row: a device, its exchange ('CPU:0 exchange'), or HOST_ROW.
       step: number of the step.
       activity: what it did.
     """
@@ -40,7 +40,7 @@ class Interval(Span):
 
 
 def intervals_of(traced: TracedSteps) -> list[Interval]:
-    """The intervals of all rows in all traced steps, by their start. Those of a row do not overlap."""
+    """The intervals of all rows in all traced steps, sorted by start. Intervals of a row do not overlap."""
     found = []
     for step, span in sorted(traced.steps.items()):
         found += [
@@ -78,14 +78,14 @@ def _of_row(row: str, step: int, operations: Sequence[TracedOperation]) -> list[
 
 
 def _span(operations: Sequence[TracedOperation]) -> tuple[float, float]:
-    """Of an action. What depends on earlier passes of the device alone may run before it; that is left out."""
+    """(start, end) of an action. Operations that need only earlier passes of its device may run before it."""
     arrived = [one.arrival_seconds for one in operations if one.arrival_seconds is not None]
     start = max(arrived, default=min(one.start_seconds for one in operations))
     return start, max(start, max(one.end_seconds for one in operations))
 
 
 def _empty_passes(spans: Iterable[tuple[Activity, tuple[float, float]]]) -> list:
-    """Backward passes without an operation: of a split one, stage 0 sends no gradient, so all of it is WEIGHTS."""
+    """Empty backward passes: in a split schedule stage 0 sends no gradient, so all of its pass is WEIGHTS."""
     found = dict(spans)
     empty = []
     for activity, (start, _) in found.items():
@@ -100,7 +100,7 @@ def _empty_passes(spans: Iterable[tuple[Activity, tuple[float, float]]]) -> list
 def _one_after_another(
     device: str, step: int, spans: Sequence[tuple[Activity, tuple[float, float]]]
 ) -> list[Interval]:
-    """Each ends where the next one starts: what no other device waits for may run beside the next action."""
+    """Intervals that end where the next starts: work that no other device waits for may overlap it."""
     spans = sorted(spans, key=lambda one: one[1])
     starts = [*[start for _, (start, _) in spans], float("inf")][1:]
     return [
@@ -126,7 +126,7 @@ def _outside(one: Span, kept: Iterable[Interval]) -> list[tuple[float, float]]:
 
 
 def _joined(rest: Sequence[Interval], kept: Sequence[Interval]) -> list[Interval]:
-    """Neighbours of the same kind as one interval; of two that overlap the later one begins at the other's end."""
+    """Joins neighbours of the same kind. Of two that overlap, the later one begins at the other's end."""
     borders = sorted(interval.start_seconds for interval in kept)
     found: list[Interval] = []
     for one in sorted(rest, key=lambda one: (one.start_seconds, one.end_seconds)):

@@ -1,8 +1,8 @@
-"""How long each layer of a pipeline takes, from the traced operations of its actions: to cut it into other stages.
+"""How long each layer of a pipeline takes, from the traced operations of its actions; used to cut other stages.
 
     tower_0/action_1B3/PartitionedCall/gradient_tape/transformer_1/block_3_1/mlp_up_1/MatMul      layer block_3_1
 
-What belongs to no layer (the loss, what the model itself computes) counts with the last layer of its stage.
+Operations of no layer (the loss, what the model itself computes) count with the last layer of their stage.
 """
 
 import collections
@@ -24,11 +24,11 @@ _TWO_SCOPES = re.compile(r"([^/]+)/([^/]+)/")
 def layer_seconds(operations: Iterable[TracedOperation], stages: Sequence[StageSeconds]) -> list[StageSeconds]:
     """[layers] the seconds of each layer for a microbatch, in the order of the forward pass.
 
-    The time of each pass of a stage is divided as the time of its operations is: those that run at once count
-    less than they take.
+    The time of each pass of a stage is divided in proportion to the layers' operation times, so operations that
+    run in parallel count less than their duration.
 
     Args:
-      operations: of the traced steps.
+      operations: operations of the traced steps.
       stages: [stages] their measured seconds.
     """
     busy = [collections.defaultdict(lambda: dict.fromkeys(Kind, 0.0)) for _ in stages]
@@ -52,7 +52,7 @@ def layer_seconds(operations: Iterable[TracedOperation], stages: Sequence[StageS
 
 
 def _scopes_of(name: str) -> tuple[str, str] | None:
-    """The two outermost scopes of an operation within its action; a layer's are the model and the layer."""
+    """The two outermost scopes of an operation within its action; for a layer, the model and the layer."""
     in_action = _IN_ACTION.split(name, maxsplit=1)[-1]
     found = _TWO_SCOPES.match(_CALLS.sub("", in_action))
     return found.groups() if found else None
@@ -70,7 +70,7 @@ def _of_stage(
     totals = {kind: sum(of_layer[kind] for of_layer in found.values()) for kind in Kind}
 
     def share(of_layer: Mapping[Kind, float], kind: Kind) -> float:
-        """Of the stage's own time of this pass; in equal parts if no operation of it was traced."""
+        """The layer's share of the stage's time in this pass; equal shares if no operation of it was traced."""
         whole = stage.of(kind, is_split=True)
         return whole * of_layer[kind] / totals[kind] if totals[kind] else whole / len(found)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from towers.timeline.operations import TracedOperation
 
 OTHER = "other operations"
-# The first pattern that is found in the type of an operation names its kind. Types of oneDNN and fused ones
-# contain the name of the operation that they replace: _MklNativeConv2DBackpropInput, _FusedConv2D.
+# The first pattern found in an operation's type gives its kind. Types of oneDNN's and of fused operations contain
+# the name of the operation that they replace: _MklNativeConv2DBackpropInput, _FusedConv2D.
 _KINDS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -19,7 +19,7 @@ _KINDS = tuple(
         ("batch norm, forward", "BatchNorm"),
         ("pooling", "Pool"),
         ("ReLU", "Relu"),
-        # A compiled function stays a call.
+        # A function that XLA compiles remains a call.
         ("compiled by XLA (GELU, SiLU, batch norm, tiles of images)", "Xla|PartitionedCall"),
         ("matrix products", "MatMul|Einsum"),
         ("updates of parameters", "ResourceApply|ResourceScatter|Assign"),
@@ -32,18 +32,18 @@ _KINDS = tuple(
 
 
 def kind_of(operation_type: str) -> str:
-    """The kind of an operation of this type, as 'additions' of 'AddV2'."""
+    """The kind of an operation of this type, such as 'additions' for 'AddV2'."""
     return next((kind for kind, pattern in _KINDS if pattern.search(operation_type)), OTHER)
 
 
 def shares_by_kind(operations: Iterable[TracedOperation]) -> Mapping[str, float]:
     """Share of all operations' time by kind, the largest first; the sum is 1.
 
-    On devices of one thread this is their share of the CPU time, also where other programs use the same cores:
-    these make all operations longer in proportion.
+    On devices with one thread this is their share of the CPU time, even if other programs use the same cores:
+    these lengthen all operations in proportion.
 
     Args:
-      operations: at least one; those that wait for other processes do not count.
+      operations: at least one operation; operations that wait for other processes do not count.
     """
     seconds: dict[str, float] = collections.defaultdict(float)
     for one in operations:

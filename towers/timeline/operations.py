@@ -1,9 +1,9 @@
 """The operations of traced steps with their times and devices, from a trace of TensorFlow's profiler.
 
-A trace has a line for each thread. On CPUs an operation is an event there, inside the event of the call that it
-belongs to; one that finishes later (a collective, a transfer that arrives) has an event for its start and one for
-its end. Which device it is for stands in the graphs that TensorFlow ran, of which each device has its own. The
-kernels of a GPU have lines of their own.
+A trace has a line for each thread. On CPUs an operation is an event in it, inside the event of its function call;
+an operation that finishes later (a collective, an arriving transfer) has an event for its start and one for its
+end. The device of an operation is found in the graphs that TensorFlow ran, one for each device. The kernels of a
+GPU have lines of their own.
 """
 
 import collections
@@ -14,18 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from towers.timeline.activities import activity_of
 from towers.tracing.flat_graph import node_of
 
-# Around each traced step, with its number.
+# The event around each traced step, and its attribute with the number of the step.
 STEP_EVENT, STEP_NUMBER = "towers_step", "step_num"
-# TensorFlow's own names of events and of what they carry.
+# TensorFlow's names of events and of their attributes.
 _CALL, _STARTED, _DONE = (
     f"ExecutorState::{name}" for name in ("Process", "ProcessAsync::Start", "ProcessAsync::Done")
 )
 _READ = "EagerLocalExecute: IteratorGetNext"
 _GPU_PLANE = re.compile(r"/device:(GPU:\d+)$")
 _NAMED = re.compile(r"^([^:]+):\w+$")
-# The ends of the names of the operations that send and receive.
+# Suffixes of the types of operations that send and receive.
 _SEND, _RECV = "Send", "Recv"
-# The beginnings of the names of the operations that wait for other processes.
+# Prefixes of the types of operations that wait for other processes.
 _WAITING = ("Collective", "EagerPyFunc", "PyFunc")
 
 
@@ -43,10 +43,10 @@ class TracedOperation(Span):
 
     Attributes:
       name: its name in the graph that ran.
-      device: its device, as 'CPU:0'.
+      device: its device, such as 'CPU:0'.
       waits: whether it waits for other processes: a collective, or a call of Python that sends and receives.
       arrival_seconds: when the last of its inputs that other activities compute had arrived; None if it has none.
-      operation_type: its type, as 'Conv2D'; '' for kernels of GPUs.
+      operation_type: its type, such as 'Conv2D'; '' for GPU kernels.
     """
 
     name: str
@@ -58,10 +58,10 @@ class TracedOperation(Span):
 
 @dataclasses.dataclass(frozen=True)
 class Transfer(Span):
-    """A tensor on its way: from the operation that made it to the device that needs it.
+    """The transfer of a tensor from the operation that computed it to the device that needs it.
 
     Attributes:
-      name: the operation that made it.
+      name: name of the operation that computed it.
       source, target: devices.
     """
 
@@ -72,13 +72,13 @@ class Transfer(Span):
 
 @dataclasses.dataclass(frozen=True)
 class TracedSteps:
-    """What was read from a trace.
+    """The contents of a trace.
 
     Attributes:
-      steps: when each step ran, by its number.
-      reads: when the process waited for a batch.
-      operations: all that ran in the graphs, by their start.
-      transfers: all between devices.
+      steps: the time span of each step, by its number.
+      reads: the time spans in which the process waited for a batch.
+      operations: all operations that ran in the graphs, sorted by start.
+      transfers: all transfers between devices.
     """
 
     steps: Mapping[int, Span]
@@ -100,9 +100,9 @@ class RunGraphs:
             self._functions.append({node.name: node for node in nodes})
 
     def nodes_of_call(self, names: Iterable[str]) -> Mapping:
-        """The nodes by name of the function that has most of these operations: names repeat between functions.
+        """The nodes, by name, of the function that has most of these operations: names repeat between functions.
 
-        None if no function has half of them: then it is a call of another one, such as of the input pipeline.
+        None if no function has half of them: then another function was called, for example by the input pipeline.
         """
         names = list(names)
         counts = [sum(name in nodes for name in names) for nodes in self._functions]
@@ -111,11 +111,11 @@ class RunGraphs:
 
 
 def read_trace(spaces: Iterable, graphs: RunGraphs) -> TracedSteps:
-    """What the profiler's files say of steps.
+    """Reads the traced steps from the profiler's files.
 
     Args:
       spaces: XSpace messages.
-      graphs: of the functions that the steps call.
+      graphs: graphs of the functions that the steps call.
     """
     events = [event for space in spaces for plane in space.planes for event in _events(plane)]
     calls = _by_call(events)
@@ -168,7 +168,7 @@ def _value(stat, plane):
 
 
 def _by_call(events: Sequence[_Event]) -> dict[object, list[_Event]]:
-    """The operations of each call of a function, by the call's id; an event has the operation's name alone."""
+    """The operations of each function call, by the call's id; an event has only the operation's name."""
     by_line: dict[tuple, list[_Event]] = collections.defaultdict(list)
     found: dict[object, list[_Event]] = collections.defaultdict(list)
     started: dict[tuple, _Event] = {}
@@ -197,7 +197,7 @@ def _key(event: _Event) -> tuple:
 
 
 def _operations(events: Sequence[_Event], nodes: Mapping) -> list[TracedOperation]:
-    # In a loop an operation runs in each iteration; what comes into the loop is there for the first one.
+    # In a loop an operation runs in each iteration; the loop's inputs are available in the first one.
     ends: dict[str, float] = {}
     for event in events:
         ends[event.name] = min(event.end, ends.get(event.name, event.end))
@@ -223,7 +223,7 @@ def _operations(events: Sequence[_Event], nodes: Mapping) -> list[TracedOperatio
 
 
 def _computed_inputs(node, nodes: Mapping, ends: Mapping[str, float]) -> list[str]:
-    """The operations that ran and that the node waits for; TensorFlow left out identities between them."""
+    """The operations that ran and that the node waits for; looks through identities, which TensorFlow removed."""
     found, waiting, seen = [], [node], set()
     while waiting:
         for name in waiting.pop().input:
@@ -246,7 +246,7 @@ def _is_transfer(node) -> bool:
 
 
 def _transfers(events: Sequence[_Event], nodes: Mapping) -> list[Transfer]:
-    """The transfers of a call: from the end of a send to the end of the receive of the same tensor."""
+    """The transfers of a call, each from the end of a send to the end of the receive of the same tensor."""
     sent, found = {}, []
     for event in events:
         if nodes[event.name].op.endswith(_SEND):
@@ -268,7 +268,7 @@ def _tensor(node) -> tuple:
 
 
 def _with_kernels(operations: Sequence[TracedOperation], events: Sequence[_Event]) -> list[TracedOperation]:
-    """The operations with the times of their kernels on GPUs, where the trace has them; hosts only start them."""
+    """The operations, with the times of their GPU kernels where the trace has them."""
     kernels = []
     for event in events:
         of_gpu = _GPU_PLANE.search(event.line[0])

@@ -1,4 +1,4 @@
-"""A pipeline as it ran beside the schedule's own times: the bubble, the time of each stage, and more stages."""
+"""Compares a pipeline's measured run with its schedule: bubble, time of each stage, prediction for more stages."""
 
 import collections
 import dataclasses
@@ -25,10 +25,10 @@ class PipelineRun:
     """A tower's pass through a pipeline in one step.
 
     Attributes:
-      step, tower: which.
-      devices: [devices] names, in the order of the schedule.
-      start_seconds: when the first action began, in the trace's clock.
-      timeline: the actions with their measured times, from that moment on.
+      step, tower: number of the step and index of the tower.
+      devices: [devices] names of the devices, in the order of the schedule.
+      start_seconds: start of the first action, in the trace's clock.
+      timeline: the actions with their measured times, counted from `start_seconds`.
     """
 
     step: int
@@ -51,7 +51,7 @@ def pipeline_runs(intervals: Iterable[Interval]) -> list[PipelineRun]:
 def _run(step: int, tower: int, intervals: Sequence[Interval]) -> PipelineRun:
     begin = min(one.start_seconds for one in intervals)
     by_device: dict[str, list[Interval]] = collections.defaultdict(list)
-    # Device i of a schedule is the one with stage i.
+    # Device i of a schedule is the device of stage i.
     for one in sorted(intervals, key=lambda one: one.activity.action.stage):
         by_device[one.row].append(one)
     devices = []
@@ -68,13 +68,13 @@ def _run(step: int, tower: int, intervals: Sequence[Interval]) -> PipelineRun:
 
 
 def stage_seconds(runs: Sequence[PipelineRun], transfers: Sequence[Transfer] = ()) -> list[StageSeconds]:
-    """[stages] the medians over microbatches, steps and towers.
+    """[stages] measured seconds: medians over microbatches, steps and towers.
 
-    The backward passes of a schedule that is not split are wholly in `backward_input_seconds`.
+    If the schedule is not split, `backward_input_seconds` contains the whole backward pass.
 
     Args:
       runs: at least one, all of the same schedule.
-      transfers: of these steps.
+      transfers: transfers of these steps.
     """
     taken: dict[tuple[int, Kind], list[float]] = collections.defaultdict(list)
     for run in runs:
@@ -95,7 +95,7 @@ def stage_seconds(runs: Sequence[PipelineRun], transfers: Sequence[Transfer] = (
 
 
 def schedule_name(schedule: Schedule) -> str | None:
-    """The name of the schedule among the builders'; None for one of the user's own."""
+    """The name of the schedule in `towers.pipeline.builders`; None for a custom schedule."""
     for name in builders.NAMES:
         try:
             built = builders.build(
@@ -114,16 +114,16 @@ def schedule_name(schedule: Schedule) -> str | None:
 def predicted(
     name: str, schedule: Schedule, layers: Sequence[StageSeconds], num_devices: int, transfer_seconds: float
 ) -> Timeline | None:
-    """The whole pipeline, all microbatches, on another number of devices; None if it has more stages than layers.
+    """The predicted timeline of all microbatches on another number of devices; None if there are too few layers.
 
-    The layers are cut so that the largest stage is smallest, as by balance='time'.
+    The layers are cut so that the largest stage is minimal, as with balance='time'.
 
     Args:
-      name: of a schedule.
-      schedule: the one that ran: gives microbatches and stages a device.
-      layers: [layers] seconds of each, as from `towers.timeline.layer_seconds`.
-      num_devices: devices of the other pipeline.
-      transfer_seconds: of each boundary between stages.
+      name: name of a schedule.
+      schedule: the schedule that ran: gives the number of microbatches, and of stages per device.
+      layers: [layers] seconds of each layer, as from `towers.timeline.layer_seconds`.
+      num_devices: number of devices of the other pipeline.
+      transfer_seconds: seconds of a transfer at each boundary between stages.
     """
     num_stages = num_devices * (schedule.num_stages // len(schedule.devices))
     if num_stages > len(layers):
@@ -149,9 +149,9 @@ def described(
     """Lines about a pipeline: its stages, its bubble beside the schedule's, and a prediction for more stages.
 
     Args:
-      runs: of several steps; at least one.
+      runs: runs of several steps; at least one.
       step_seconds: median time of a step.
-      operations, transfers: of these steps.
+      operations, transfers: operations and transfers of these steps.
       more: numbers of devices to predict.
     """
     schedule = runs[0].timeline.schedule
@@ -185,7 +185,7 @@ def _predicted(num_devices: int, found: Timeline | None, rest_seconds: float) ->
 
 
 def equal_bubble(schedule: Schedule) -> float:
-    """The bubble if all stages take equally long, and each half of a backward pass as long as a forward pass."""
+    """The bubble if each forward pass and each half of a backward pass takes equally long in all stages."""
     return simulate(schedule, [EQUAL_SECONDS] * schedule.num_stages).bubble_share
 
 

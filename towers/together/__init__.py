@@ -1,4 +1,4 @@
-"""The graphs of all towers of a process in one.
+"""One graph for all towers of a process.
 
 copies_in_one.py     copies of the first tower's graph, with the devices of each tower
 traced_together.py   towers that exchange sums, traced once

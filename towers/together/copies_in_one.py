@@ -1,4 +1,4 @@
-"""Copies of a tower's graph for several towers as one graph, with the devices of each."""
+"""One graph with a copy of a tower's graph for each of several towers, on its devices."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ def copies_in_one(flat: FlatGraph, towers: Sequence[Sequence[str]], num_shared: 
     """The graph of all towers.
 
     Args:
-      flat: that of the first tower. The graph of a single one stays as it is.
+      flat: the graph of the first tower. With a single tower it is returned unchanged.
       towers: the devices of each tower.
-      num_shared: number of its first inputs, which all towers share. Inputs of the new graph are these, then the
-        others of each tower; outputs are those of each tower.
+      num_shared: number of its first inputs that all towers share. Inputs of the new graph are these, then the
+        other inputs tower by tower; outputs are in order of towers.
     """
     if len(towers) == 1:
         return flat
@@ -38,13 +38,13 @@ def _add_copy(graph_def: tf.compat.v1.GraphDef, node, tower: int, towers, shared
     copy = graph_def.node.add()
     copy.CopyFrom(node)
     copy.name, copy.device = name_in(tower, node.name), device_in(tower, node.device, towers)
-    # Which operations it should be beside, by name. All have their devices.
+    # The attribute names operations to be colocated with. All have their devices.
     copy.attr.pop("_class", None)
     copy.input[:] = [source if node_of(source) in shared else name_in(tower, source) for source in node.input]
 
 
 def device_in(tower: int, device: str, towers: Sequence[Sequence[str]]) -> str:
-    """The device of a tower in place of one of the first tower's; '' is the first one. Others stay."""
+    """The device of a tower that corresponds to one of the first tower's ('' is its first); other devices stay."""
     own = towers[tower]
     return counterpart(device, towers[0], own) if device else own[0]
 

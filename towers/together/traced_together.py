@@ -1,4 +1,4 @@
-r"""All towers of a process as one graph, in which the sums over the towers are operations like others.
+r"""All towers of a process as one graph, in which sums over the towers are ordinary operations.
 
     tower 0, CPU:0    moments --+--> sum --> normalise
                                  \/
@@ -21,20 +21,20 @@ from towers.together.copies_in_one import copies_in_one, name_in
 from towers.tracing.flat_graph import Change, FlatGraph, flat_graph
 from towers.tracing.traced_once import batch_key, joined, specs_of
 
-# What an exchange is in the graph of one tower; it has one tensor, and possibly others that it waits for.
+# The type of an exchange in the graph of one tower. Its inputs are one tensor, and possibly control inputs.
 _EXCHANGE = "CollectiveReduce"
 
 
 class TracedTogether:
-    """Called as a `TracedOnce` whose arguments differ between towers where they are `PerTower` or copies.
+    """Called as a `TracedOnce`. Arguments that are `PerTower` or copies differ between towers.
 
-    So are its results; in lists each element is `PerTower`.
+    Results are `PerTower` too; in lists each element is.
     """
 
     def __init__(self, function, *, devices: Sequence[str], xla: bool = False, change: Change | None = None):
         """Args:
         function, change: as for `TracedOnce`.
-        devices: of the towers.
+        devices: the device of each tower.
         xla: must be False: XLA compiles for one device.
         """
         assert not xla
@@ -72,7 +72,7 @@ class TracedTogether:
 
 
 def _make_sums(graph: FlatGraph, num_towers: int) -> None:
-    """Makes each exchange of each tower a sum of what all towers give, in the same order in all."""
+    """Replaces each exchange of each tower by a sum of all towers' inputs, in the same order on all towers."""
     nodes = {node.name: node for node in graph.graph_def.node}
     names = [name for name, node in nodes.items() if node.op == _EXCHANGE]
     given = {name: nodes[name].input[0] for name in names}

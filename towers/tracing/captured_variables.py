@@ -1,9 +1,10 @@
-"""Finds variables that a traced tower uses itself, not the tensors in their place (`towers.tower_scope`).
+"""Finds variables that a traced tower uses directly, instead of the tensors in their place (`towers.tower_scope`).
 
-A `tf.Variable` that a layer keeps as an attribute has no tensor: its assignment is an operation of the graph,
-which runs once in each tower and microbatch. A `tf.function` that was traced while the model was built reads the
-model's own variables, which keep their first values, and assigns nothing: Keras noted that trace's assignments
-elsewhere. For a frozen layer that is right, such as a `TFSMLayer`, whose weights are a SavedModel's.
+A `tf.Variable` that a layer keeps as an attribute has no such tensor: its assignment is an operation of the graph,
+which would run once in each tower and microbatch. A `tf.function` that was traced while the model was built reads
+the model's own variables, which keep their initial values, and assigns nothing: Keras recorded that trace's
+assignments elsewhere. This is right only for a frozen layer, such as a `TFSMLayer`, whose weights are a
+SavedModel's.
 """
 
 import keras
@@ -12,14 +13,14 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 
 from towers.errors import UserError
 
-# How operations that assign begin. Others that change a resource draw random numbers or search tables.
+# Prefixes of operations that assign. Other operations that change a resource draw random numbers or search tables.
 _ASSIGNMENTS = ("Assign", "ResourceScatter")
-# They assign what an operation in one of their functions does.
+# These operations assign if an operation in one of their functions does.
 _CALLS = ("If", "While", "Case", "StatefulPartitionedCall")
 
 
 def check_captured_variables(model: keras.Model) -> None:
-    """Raises UserError if the tower's graph that is traced now uses its model's variables, or assigns others."""
+    """Raises UserError if the graph being traced uses the model's variables, or assigns others."""
     of_model = _handles(model)
     for handle, inner in tf.compat.v1.get_default_graph().captures:
         if inner.dtype != tf.resource:
@@ -39,9 +40,9 @@ def check_captured_variables(model: keras.Model) -> None:
 
 
 def _handles(model: keras.Model) -> dict[int, str]:
-    """The paths of the variables that may change, by the ids of their handles."""
+    """The paths of the model's variables that may change, by the ids of their handles."""
     frozen = {id(one) for layer in model._flatten_layers() if not layer.trainable for one in layer.variables}
-    # Without a value for a table that is elsewhere.
+    # A table that is in another process has no value here.
     held = ((one.path, one._value) for one in model.variables if id(one) not in frozen)
     return {id(value.handle): path for path, value in held if isinstance(value, tf.Variable)}
 
@@ -54,7 +55,7 @@ def _assigns(operation: tf.Operation, handle: tf.Tensor) -> bool:
 
 
 def _name(handle: tf.Tensor, model: keras.Model) -> str:
-    """What a user calls the variable: its layer and attribute, if it is one of a layer's."""
+    """The variable's name for the user: its layer and attribute, if a layer has it."""
     for layer in model._flatten_layers():
         for attribute, value in vars(layer).items():
             if isinstance(value, tf.Variable) and value.handle is handle:

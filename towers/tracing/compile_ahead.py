@@ -2,10 +2,10 @@
 
 XLA compiles a function for each device, at its first call: for ResNet-20 on two cores 8 loops of 0.5 to 1 s each.
 
-Tried, and did not pay: TensorFlow's files of what XLA compiled (tf_xla_persistent_cache_directory). A second run
-of ResNet-20 needs 14 s of CPU time for its first two steps instead of 21 to 24 (AMD EPYC, Zen 3). But a damaged
-file ends the run, each file that is read writes an error line, and files for other instructions would have to be
-kept apart.
+Tried, and not worth it: TensorFlow's cache of compiled code in files (tf_xla_persistent_cache_directory). A second
+run of ResNet-20 needs 14 s of CPU time for its first two steps instead of 21 to 24 (AMD EPYC, Zen 3). But a
+damaged file ends the run, reading each file logs an error line, and files for different CPU instructions would
+have to be kept apart.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from towers.layers.convolutions.winograd_loops import CompiledCall
 
 
 def compile_ahead(calls: Mapping[str, Iterable[CompiledCall]]) -> threading.Thread:
-    """Calls functions for no image in the background, so that XLA compiles them; the step's calls wait for it.
+    """Calls functions with zero images in the background, so that XLA compiles them; the step waits for that.
 
     Args:
       calls: for each device, its calls, one after another.
@@ -27,8 +27,8 @@ def compile_ahead(calls: Mapping[str, Iterable[CompiledCall]]) -> threading.Thre
       The thread. It ends by itself; at exit Python waits for it.
     """
 
-    # Calls from Python compile for themselves: only graphs share what is compiled. TensorFlow would compute what
-    # depends on constants alone beforehand, without XLA.
+    # Called within a graph, because calls from Python share no compiled code. With an argument, because TensorFlow
+    # would fold constants beforehand, without XLA.
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([])])
     def call_all(number):
         return [_chain(device, of_device, number) for device, of_device in calls.items()]
@@ -45,7 +45,7 @@ def _chain(device: str, calls: Iterable[CompiledCall], number: tf.Tensor) -> tf.
         for call in calls:
             count = tf.cast(number, tf.int32)
             result = call.function(*(tf.fill(shape, number) for shape in call.shapes), count)
-            # The next call depends on it, so that one result is alive at a time.
+            # The next call depends on this number, so that only one result is in memory at a time.
             number = tf.reshape(result, [-1])[0]
         return number
 

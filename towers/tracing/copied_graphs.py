@@ -1,4 +1,4 @@
-"""The graphs of a process's towers of several devices: the first tower's is traced, the others get copies of it.
+"""Graphs for towers of several devices: the first tower's is traced, the others get copies on their devices.
 
 tower 0   traced, optimized    CPU:0 CPU:1
 tower 1   the same operations  CPU:2 CPU:3
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from towers.tracing.flat_graph import FlatGraph
 
-# Traces a function: the concrete function, and its graph.
+# Traces a function; returns the concrete function, and its graph.
 Trace = Callable[[], tuple[Callable, FlatGraph]]
 
 
 def traced_alone(key: str, trace: Trace) -> tuple[Callable, FlatGraph]:
-    """Traces; as `CopiedGraphs.of` for a tower without others."""
+    """Traces the function: what `CopiedGraphs.of` does if there is only one tower."""
     return trace()
 
 
@@ -27,14 +27,14 @@ class CopiedGraphs:
         groups: the devices of each tower.
         """
         self._groups = groups
-        # By key the first tower's graph, and which towers still lack theirs.
+        # By key: the first tower's function and graph, and the towers that have not asked for theirs.
         self._waiting: dict[str, tuple[Callable, FlatGraph, set[int]]] = {}
 
     def of(self, tower: int, key: str, trace: Trace) -> tuple[Callable, FlatGraph]:
         """A function of a tower, and its graph on the tower's devices. Each tower asks once for each key.
 
         Args:
-          tower: which one.
+          tower: index of the tower.
           key: tells the specs of the arguments apart.
           trace: traces the tower's function.
         """
@@ -63,17 +63,17 @@ class CopiedGraphs:
 
 
 def counterpart(device: str, first: Sequence[str], own: Sequence[str]) -> str:
-    """The device of a tower in place of one of the first tower's; others, and '', stay."""
+    """The device of a tower that corresponds to one of the first tower's; other devices, and '', stay."""
     index = index_of(device, first)
     return device if index is None else own[index]
 
 
 def index_of(device: str, devices: Sequence[str]) -> int | None:
-    """Which of these a device of a graph is; None for none of them."""
+    """The index in `devices` of a device of a graph; None if it is none of them."""
     # The optimizer may write a device's name in full.
     return next((index for index, one in enumerate(devices) if device.endswith(one)), None)
 
 
 def _has_placed_blocks(flat: FlatGraph) -> bool:
-    """Whether functions that the graph calls (loops, branches) name devices, which copies would share."""
+    """Whether functions that the graph calls (loops, branches) name devices: copies would share these."""
     return any(node.device for function in flat.graph_def.library.function for node in function.node_def)

@@ -1,7 +1,7 @@
-"""The random numbers of a graph that XLA compiles: those that TensorFlow's own kernels draw from the same seeds.
+"""Makes graphs that XLA compiles draw the random numbers that TensorFlow's kernels draw from the same seeds.
 
 Both draw bits by Philox 4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011), but they
-extend negative int32 seeds differently, and make other numbers of the bits. TensorFlow's kernels
+extend negative int32 seeds differently, and convert the bits to numbers differently. TensorFlow's kernels
 (`stateless_random_ops.cc` and `random_distributions.h` of TensorFlow 2.21) take
 
     key, counter       four uint32 that Philox makes of the seed, by a constant key
@@ -9,27 +9,27 @@ extend negative int32 seeds differently, and make other numbers of the bits. Ten
                        one uint32, and then all of the next one
     normal             pairs by Box and Muller's method: sqrt(-2 ln u) sin(2 pi v), sqrt(-2 ln u) cos(2 pi v)
 
-So do the operations here, in compiled graphs: whole and uniform numbers, and with them dropout's masks, are equal
-bit for bit, normal ones but for rounding.
+The operations here do the same in compiled graphs: integers and uniform numbers, and so dropout's masks, are equal
+bit for bit; normal numbers are equal up to rounding.
 """
 
 import contextlib
 import math
 
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks  # the one way to replace operations while they are traced
+from tensorflow.python.framework import op_callbacks  # the only way to replace operations while they are traced
 
 _PHILOX = 1
 # The constant that TensorFlow encrypts seeds with.
 _KEY_OF_SEEDS = 0x02461E293EC8F720
-# By dtype the unsigned integer of its size, the bits of its mantissa, and its 1.
+# By dtype: the unsigned integer of its size, the mask of its mantissa, and the bits of 1.0.
 _FORMATS = {
     tf.float64: (tf.uint64, (1 << 52) - 1, 1023 << 52),
     tf.float32: (tf.uint32, (1 << 23) - 1, 127 << 23),
     tf.bfloat16: (tf.uint16, (1 << 7) - 1, 127 << 7),
     tf.float16: (tf.uint16, (1 << 10) - 1, 15 << 10),
 }
-# The smallest u of which TensorFlow's kernels take the logarithm.
+# TensorFlow's kernels raise u to at least this before they take the logarithm.
 _SMALLEST = 1e-7
 _ALIKE = {
     "StatelessRandomGetAlg",
@@ -41,7 +41,7 @@ _PARTS_OF_NAMES = ("Random", "TruncatedNormal", "Multinomial")
 
 @contextlib.contextmanager
 def drawn_by_tensorflow():
-    """Context manager: what is traced draws TensorFlow's numbers, also if XLA compiles it."""
+    """Context manager: operations traced in it draw TensorFlow's numbers, even if XLA compiles them."""
 
     def replaced(kind, inputs, attrs, outputs, op_name=None, graph=None):
         name = kind.decode() if isinstance(kind, bytes) else kind
@@ -60,10 +60,10 @@ def drawn_by_tensorflow():
 
 
 def drawn_otherwise(kinds: set[str]) -> set[str]:
-    """The kinds of operations for which XLA draws other numbers than TensorFlow, or may.
+    """Those of the types of operations for which XLA draws, or may draw, other numbers than TensorFlow.
 
     Args:
-      kinds: of the operations in a graph whose results are used, traced with `drawn_by_tensorflow`.
+      kinds: types of the operations whose results are used, in a graph traced with `drawn_by_tensorflow`.
     """
     random = {kind for kind in kinds if any(part in kind for part in _PARTS_OF_NAMES)}
     return random - _ALIKE
@@ -109,7 +109,7 @@ def _bits_per_number(dtype: tf.DType) -> int:
 def _numbers(bits, dtype: tf.DType) -> tf.Tensor:
     """Uniform numbers [...] in [0, 1) from uint32 [..., bits per number]."""
     unsigned, mantissa, one = _FORMATS[dtype]
-    # Of a float64 the word that has the high bits comes first.
+    # For a float64 the word with the high bits comes first.
     number = _joined(tf.reverse(bits, [-1])) if dtype == tf.float64 else tf.cast(bits[..., 0], unsigned)
     number = number & tf.constant(mantissa, unsigned) | tf.constant(one, unsigned)
     return tf.bitcast(number, dtype) - tf.ones([], dtype)

@@ -1,14 +1,14 @@
-"""A graph without the structure of its arguments and results: description, names of what goes in and out."""
+"""A function as a flat graph: its GraphDef, and the names of its input and output tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # the one way to read a function that TensorFlow knows
+from tensorflow.python.eager import context  # the only way to read a function that TensorFlow knows
 
 from towers.tracing import graph_optimizer
 
-# Changes the description of a graph in place.
+# Changes the GraphDef of a graph in place.
 Change = Callable[[tf.Graph, tf.compat.v1.GraphDef], None]
 
 
@@ -27,14 +27,14 @@ class FlatGraph(NamedTuple):
     effects: Sequence[str]
 
     def function(self, specs: Sequence[tf.TensorSpec]) -> Callable[..., list[tf.Tensor]]:
-        """A function of the inputs, which have these specs, to the list of outputs."""
+        """A function from inputs of these specs to the list of outputs."""
         return tf.function(self.imported, autograph=False).get_concrete_function(*specs)
 
     def imported(self, *flat: tf.Tensor) -> list[tf.Tensor]:
         """The outputs for these inputs, as operations of the current graph."""
         waited_for = {name for node in self.graph_def.node for name in node.input if name.startswith("^")}
         given = dict(zip(self.inputs, flat, strict=True))
-        # The optimizer may replace an operation that others wait for by an argument.
+        # The optimizer may turn a control input on an operation into one on an argument.
         controls = {f"^{node_of(name)}": value for name, value in given.items()}
         found = tf.graph_util.import_graph_def(
             self.graph_def,
@@ -48,7 +48,7 @@ class FlatGraph(NamedTuple):
             return [tf.identity(tensor) for tensor in found[: len(self.outputs)]]
 
     def without_dead_nodes(self) -> "FlatGraph":
-        """The graph without the operations that no output and no effect needs."""
+        """The graph without operations that neither an output nor an effect needs."""
         nodes = {node.name: node for node in self.graph_def.node}
         kept = {node_of(name) for name in self.inputs}
         waiting = [node_of(name) for name in (*self.outputs, *self.effects)]
@@ -63,12 +63,12 @@ class FlatGraph(NamedTuple):
 
 
 def flat_graph(concrete, change: Change | None = None, *, is_optimized: bool = False) -> FlatGraph:
-    """The graph of a concrete function, optimized if nothing else does that.
+    """The graph of a concrete function, optimized here if TensorFlow does not do it.
 
     Args:
       concrete: the function.
       change: as for `TracedOnce`.
-      is_optimized: whether it consists of parts that are optimized.
+      is_optimized: whether it consists of parts that are already optimized.
     """
     graph_def = concrete.graph.as_graph_def(add_shapes=True)
     if change is not None:
@@ -82,10 +82,11 @@ def flat_graph(concrete, change: Change | None = None, *, is_optimized: bool = F
 
 
 def _restore_known_functions(graph_def: tf.compat.v1.GraphDef) -> None:
-    """Gives functions, such as bodies of loops, the definitions that TensorFlow has by their names.
+    """Restores the definitions that TensorFlow has of the graph's functions, such as bodies of loops.
 
-    These run in any case. A step that is a `wrap_function`, as with ParameterServerStrategy, adds all functions of
-    its graph to TensorFlow's, which refuses another definition of a name: the optimizer's, or one with shapes.
+    TensorFlow runs its own definitions anyway. A step that is a `wrap_function`, as with ParameterServerStrategy,
+    registers all functions of its graph, and TensorFlow refuses a second definition of a name: the optimizer's, or
+    one with shapes.
     """
     known = context.context()
     for function in graph_def.library.function:
@@ -96,7 +97,7 @@ def _restore_known_functions(graph_def: tf.compat.v1.GraphDef) -> None:
 def _bypass_identities(
     graph_def: tf.compat.v1.GraphDef, names: Sequence[str], *, kept: Sequence[str]
 ) -> list[str]:
-    """Removes Identity nodes that are not needed, because each tower gets a copy of the graph.
+    """Removes Identity nodes that are not needed: each tower would get a copy of them.
 
     Args:
       graph_def: changed in place.

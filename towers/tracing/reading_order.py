@@ -1,4 +1,4 @@
-"""The operations of a graph in an order in which each comes after what it reads."""
+"""Sorts the operations of a graph so that each comes after those that it reads."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ import tensorflow as tf
 def in_reading_order(operations: Sequence[tf.Operation]) -> list[int]:
     """The positions of operations, each after those of the operations whose tensors it reads.
 
-    That is the order in which they were made, but for loops: the gradient of one makes lists that the loop reads.
+    This is the order of creation, except for loops: the gradient of a loop creates lists that the loop reads.
 
     Args:
-      operations: of one graph, in the order in which they were made. Others that they read are left out.
+      operations: operations of one graph, in the order of creation. Others that they read are left out.
     """
     positions = {operation.name: position for position, operation in enumerate(operations)}
     found: list[int] = []

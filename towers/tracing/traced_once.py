@@ -1,10 +1,10 @@
 """A pure function of tensors as a graph that is traced once, optimized once and called on many devices.
 
 TensorFlow's graph optimizer works on the graph that is called from Python: the whole step, which contains one copy
-of the tower for each device. It optimizes each copy separately. If `towers.devices` has disabled it, the tower's
-graph is optimized here instead, once, before it is copied: the first step of eight towers takes 1.15 times as long
-as that of one, instead of 2 to 2.4 times. Without any optimizer all other steps would be 5 to 12% slower.
-Towers that are not inlined into the step's graph (`_noinline`) make its first step longer: 6.4 s instead of 4.3.
+of the tower for each device. It optimizes each copy separately. If `towers.device_setup` has disabled it, the
+tower's graph is optimized here instead, once, before it is copied: the first step of eight towers takes 1.15 times
+as long as that of one, instead of 2 to 2.4 times. Without any optimizer all later steps would be 5 to 12% slower.
+Towers that are not inlined into the step's graph (`_noinline`) make the first step longer: 6.4 s instead of 4.3.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +31,12 @@ class TracedOnce:
     ):
         """Args:
         function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All
-          arguments but these two have the same shapes in every call. Calls may give `Slices` in a list, which are
-          joined on the current device.
+          arguments except `Batch` and `TableRows` have the same shapes in every call. Calls may give `Slices` in a
+          list, which are joined on the current device.
         xla: compile it with XLA.
         change: changes the traced graph's description in place, before it is optimized; None for no change. Not
           with XLA.
-        graph: gives the graph of a tower of several devices for a key and a way to trace it, as
+        graph: returns the graph of a tower of several devices, given a key and a function that traces it, as
           `towers.tracing.copied_graphs.CopiedGraphs.of` does; None traces each function. Not with XLA.
         """
         self._graph = graph
@@ -73,12 +73,12 @@ def optimized_if_needed(concrete, flat: FlatGraph | None = None):
 
 
 def joined(argument):
-    """The argument; of a list, `Slices` joined on the current device."""
+    """The argument; in a list, `Slices` are joined on the current device."""
     return [whole(value) for value in argument] if isinstance(argument, list) else argument
 
 
 def batch_key(specs: Sequence) -> str:
-    """Tells batches of different specs apart, and structures too: weights that are () from weights in a tensor."""
+    """A key for the specs of a batch and for its structure, such as weights () or weights in a tensor."""
     return repr([spec for spec in specs if isinstance(spec, Batch)])
 
 

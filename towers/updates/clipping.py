@@ -18,6 +18,9 @@ class Clipping:
       value: clips each element to [-value, value].
       norm: scales each parameter's gradient down to at most this Euclidean norm.
       global_norm: scales all gradients by one factor, down to at most this global norm (Pascanu et al. 2013).
+
+    Raises:
+      UserError: several attributes are set, or one is not above 0.
     """
 
     value: float | None = None

@@ -1,8 +1,8 @@
 """Update rules around another rule: learning rates by parameter, and averages of the weights.
 
-So all strategies have averages that give a rule whole parameters, and slow weights are slots in a checkpoint.
-Rates by parameter need only a parameter's name and its number of dimensions, which are those of its slices too.
-The last average comes after the step is counted, because the last step may be a skipped one.
+Being rules, averages work in all strategies that give a rule whole parameters, and checkpoints hold the slow
+weights as slots. Rates by parameter need only a parameter's name and number of dimensions, which its slices share.
+The last average is taken after the step is counted, because the last step may be skipped.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from towers.updates.rules import UpdateRule
 
 
 def norm_biases(path: str, shape: tf.TensorShape) -> bool:
-    """The offsets (`beta`) of Keras's normalisation layers."""
+    """Selects the offsets (`beta`) of Keras's normalisation layers."""
     return path.rpartition("/")[2] == "beta"
 
 
@@ -27,7 +27,7 @@ class ComposedRule:
 
     Attributes:
       rule: the rule that is applied.
-      option: the option of training that asks for the composed rule, for messages.
+      option: the training option that selects the composed rule, for messages.
       needs_whole: whether it needs whole parameters, whatever `rule` needs.
     """
 
@@ -49,7 +49,7 @@ class ScaledRates(ComposedRule):
     Attributes:
       rule: the rule that is applied.
       factor: multiplies the learning rate.
-      scales: takes a parameter's canonical name and shape, or that of a slice, which has as many dimensions;
+      scales: takes a parameter's canonical name and its shape (or that of a slice, with as many dimensions);
         returns whether the factor applies.
     """
 
@@ -103,7 +103,7 @@ class Lookahead(ComposedRule):
 
     Attributes:
       rule: the rule that is applied.
-      num_updates: number of steps of the whole run: of its updates, if none is skipped.
+      num_updates: number of steps of the whole run, which is its number of updates if none is skipped.
       every: number of updates from one reset to the next.
       last_decay: the decay at the end of the run.
     """
@@ -129,7 +129,7 @@ class Lookahead(ComposedRule):
         own = {name: slots[name] for name in self.rule.slot_names}
         self.rule.apply(path, variable, own, gradient, rate, update)
         if is_gpu(variable.device):
-            # A GPU would wait for the host's decision in every step.
+            # Without a conditional, for which a GPU would wait for the host in every step.
             value, slow = self._reset_if_due(variable.read_value(), slots["slow"].read_value(), update)
             slots["slow"].assign(slow)
             variable.assign(value)
@@ -158,7 +158,7 @@ class Lookahead(ComposedRule):
     def _is_due(self, update) -> tf.Tensor:
         """Whether this update is followed by a reset."""
         done = update + 1
-        # The last average is without the last update's weights: `finish` takes it.
+        # The last average excludes the weights after the last update; `finish` takes it.
         is_last = tf.logical_and(done == self.num_updates, done > self.every)
         return tf.logical_and(done % self.every == 0, tf.logical_not(is_last))
 
@@ -183,10 +183,10 @@ def check_elementwise(rule: UpdateRule, where: str, instead: str, *, named: bool
     """Raises UserError for a rule that needs whole parameters.
 
     Args:
-      rule: a rule, perhaps around another one.
-      where: why there are none, for the message.
-      instead: what to do about a rule that is not around another one.
-      named: whether an update knows the parameter of what it updates. If not, each rule around another one is
+      rule: a rule, perhaps composed around another one.
+      where: why whole parameters are not available, for the message.
+      instead: what the user can do if the rule is not a composed one.
+      named: whether an update knows the name of the parameter that it updates. If not, every composed rule is
         refused.
     """
     refused, fixes = [], []

@@ -1,7 +1,7 @@
 """Translates Keras optimizers into an update rule, a schedule and clipping, or refuses them by name.
 
-A Keras optimizer itself is not used: its update consists of several operations without a lock, so simultaneous
-pushes of two workers lose steps.
+The Keras optimizer itself is not used: its update consists of several operations without a lock, so simultaneous
+pushes of two workers would lose steps.
 """
 
 from typing import NamedTuple
@@ -35,21 +35,21 @@ class KerasSchedule:
     def __call__(self, step: int) -> float:
         if self._rate is not None:
             return self._rate(step)
-        # A class of the user's own. A number that a GPU computes waits for the steps before it.
+        # A custom class. A GPU would compute its number only after the steps before it.
         with tf.device(HOST):
             return rate_at(self._schedule, step)
 
     def get_config(self) -> dict:
-        """The configuration of the Keras schedule, which describes this one."""
+        """The configuration of the Keras schedule, which also describes this function."""
         return {"schedule": type(self._schedule).__name__, **self._schedule.get_config()}
 
 
 def translate(optimizer: keras.optimizers.Optimizer) -> OptimizerParts:
-    """The parts that compute what a new Keras optimizer would.
+    """The rule, schedule and clipping that compute the same as a new Keras optimizer.
 
     Raises:
-      UserError: a class other than SGD, Adam and AdamW, an option without translation, or an optimizer that has
-        already taken steps.
+      UserError: the class is not SGD, Adam or AdamW, an option has no translation, or the optimizer has already
+        taken steps.
     """
     makers = {keras.optimizers.SGD: _sgd, keras.optimizers.Adam: _adam, keras.optimizers.AdamW: _adam}
     kind = type(optimizer)
@@ -96,7 +96,7 @@ class _KerasDecay:
         self._excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
     def __call__(self, path, shape) -> bool:
-        # Keras matches the name of the tf.Variable, which has those of its layers: 'norm/gamma:0'.
+        # Keras matches the name of the tf.Variable, which contains its layers' names: 'norm/gamma:0'.
         name = f"{path.partition('#')[0]}:0"
         return self._excluded is None or self._excluded.search(name) is None
 

@@ -19,7 +19,7 @@ def plain_rate(schedule: schedules.LearningRateSchedule) -> Rate | None:
         schedules.CosineDecay: _cosine,
         schedules.CosineDecayRestarts: _cosine_restarts,
     }
-    # Not of a subclass, which may compute something else.
+    # Exact classes only: a subclass may compute something else.
     make = makers.get(type(schedule))
     return None if make is None else make(**_numbers(schedule.get_config()))
 
@@ -47,7 +47,7 @@ def _periods(step: int, length: float, whole: bool) -> float:
 
 
 def _piecewise(*, boundaries, values) -> Rate:
-    # A boundary itself still has the rate before it.
+    # The step at a boundary still has the rate before it.
     return lambda step: float(values[bisect.bisect_left(boundaries, step)])
 
 
@@ -79,7 +79,7 @@ def _cosine_restarts(*, initial_learning_rate, first_decay_steps, t_mul, m_mul, 
         return None
 
     def rate(step):
-        # Counted, because the logarithm in Keras's formula rounds: a restart could come a step late.
+        # Counts restarts, because the logarithm in Keras's formula rounds: a restart could come a step late.
         restarts, length = 0, first_decay_steps
         if t_mul == 1:
             restarts, step = divmod(step, length)
@@ -91,5 +91,5 @@ def _cosine_restarts(*, initial_learning_rate, first_decay_steps, t_mul, m_mul, 
 
 
 def _half_cosine(progress: float, alpha: float, height: float = 1.0) -> float:
-    """From `height` at progress 0 to 0 at 1, and alpha at least: (1 - alpha) * cosine + alpha."""
+    """(1 - alpha) * cosine + alpha, where the cosine falls from `height` at progress 0 to 0 at progress 1."""
     return (1 - alpha) * height * 0.5 * (1 + math.cos(math.pi * progress)) + alpha

@@ -1,4 +1,4 @@
-"""Update rules: the arithmetic of a step, by TensorFlow's fused kernels on the variable's own device.
+"""Update rules: the arithmetic of an update, by TensorFlow's fused kernels on the variable's own device.
 
 SGD; Momentum, plain or Nesterov's; Adam, which with decoupled weight decay is AdamW; Muon.
 
@@ -22,12 +22,12 @@ Slots = Mapping[str, tf.Variable]
 
 
 def matrices_only(path: str, shape: tf.TensorShape) -> bool:
-    """Weight decay on kernels and embeddings, none on biases and the vectors of norm layers."""
+    """Selects kernels and embeddings for weight decay, not biases and the vectors of norm layers."""
     return shape.rank > 1
 
 
 def everything(path: str, shape: tf.TensorShape) -> bool:
-    """Weight decay on every parameter."""
+    """Selects every parameter for weight decay."""
     return True
 
 
@@ -55,7 +55,7 @@ class UpdateRule(Protocol):
         """
 
     def changed(self, value, slots: Mapping[str, tf.Tensor], gradient, rate, update) -> tuple:
-        """The update as arithmetic on tensors, without weight decay; for elementwise rules.
+        """The update as a function of tensors, without weight decay; only for elementwise rules.
 
         Args:
           value, gradient: tensors of one shape and dtype.
@@ -102,7 +102,7 @@ class _Decaying:
         return dataclasses.replace(self, weight_decay=self.weight_decay / factor)
 
     def new_values(self, path, value, slots, gradient, rate, update):
-        """`changed` with the weight decay before it; arguments and result as there, and a parameter's name."""
+        """Weight decay, then `changed`; arguments and result as for `changed`, plus the parameter's name."""
         if self.weight_decay and self.decays(path, value.shape):
             rate_of_decay = tf.cast(rate, value.dtype) * tf.constant(self.weight_decay, value.dtype)
             value -= value * rate_of_decay
@@ -136,7 +136,7 @@ class Momentum(_Decaying):
     """v = momentum * v - rate * g; w += v (Keras's form), or with nesterov w += momentum * v - rate * g.
 
     Sparse gradients become dense here, because the momentum of a row decays even if a gradient does not touch it.
-    A lazy update would not give the numbers of the dense rule.
+    A lazy update would give other numbers than the dense rule.
     """
 
     momentum: float = 0.9
@@ -216,7 +216,7 @@ class Adam(_Decaying):
 
 
 def convolutions_only(path: str, shape: tf.TensorShape) -> bool:
-    """Kernels of convolutions, such as [height, width, inputs, outputs]."""
+    """Selects kernels of convolutions, such as [height, width, inputs, outputs]."""
     return shape.rank is not None and shape.rank > 2
 
 
@@ -225,8 +225,8 @@ class Muon(_Decaying):
     """Orthogonalised momentum (Jordan et al. 2024, "Muon"): all singular values of an update are near 1.
 
     v = momentum * v + g; w -= rate * orthogonal(g + momentum * v), where the kernel is reshaped to a matrix: its
-    last dimension by all others. If a batch norm follows, the kernel's scale has no effect, and rate and weight
-    decay together determine how far an update turns it.
+    last dimension by all others. If a batch norm follows, the kernel's scale has no effect; rate and weight decay
+    together determine by which angle an update turns the kernel.
 
     Parameters for which `orthogonalizes` returns False (biases, norms, the last layer) take `Momentum`'s Nesterov
     step at `other_factor` times the rate. A kernel's update consists of several operations, so it is not atomic.
@@ -281,7 +281,7 @@ _ITERATIONS = 5
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
-    """Approximately the nearest matrix with orthonormal rows or columns: its singular values are 0.68 to 1.21.
+    """Approximates the nearest matrix with orthonormal rows or columns; singular values become 0.68 to 1.21.
 
     Newton-Schulz iterations X <- aX + b(XX')X + c(XX')^2 X on the matrix divided by its norm. Singular values
     below 0.002 times the norm stay smaller.

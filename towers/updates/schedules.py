@@ -20,14 +20,14 @@ _ROUNDED_ZERO = -1e-12
 
 
 def rate_at(schedule: Callable[[int], Any], step: int) -> float:
-    """The learning rate of a step, from a schedule that may be a user's own.
+    """The learning rate of a step, from a schedule that may be a custom function.
 
     Args:
-      schedule: what it returns may also be an array or a tensor without dimensions.
-      step: the number of the step.
+      schedule: a function from step to rate; it may also return an array or a tensor without dimensions.
+      step: index of the step.
 
     Raises:
-      UserError: it returns anything but one finite number of at least 0.
+      UserError: the schedule returns anything but one finite number of at least 0.
     """
     value = schedule(step)
     try:

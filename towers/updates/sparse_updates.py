@@ -1,8 +1,8 @@
 """Updates of a table from the gradients of some of its rows: exact, or lazy.
 
-A batch names few rows of a table. Momentum, Adam and weight decay change the other rows too: their momenta move
-them, and they decay. So the exact update costs time for the whole table. A lazy update changes the named rows
-alone, as TensorFlow Addons' LazyAdam does: faster, with other numbers.
+A batch names few rows of a table. But Momentum and Adam also move the other rows, by their momenta, and weight
+decay shrinks them. So the exact update takes time for the whole table. A lazy update, like LazyAdam of TensorFlow
+Addons, changes only the named rows: it is faster, but gives other numbers.
 """
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ SPARSE_UPDATES = (DENSE, LAZY)
 
 
 def only_rows(rule: UpdateRule) -> bool:
-    """Whether the exact update changes no row that has no gradient, so that lazy and dense are the same."""
+    """Whether the exact update changes only rows with a gradient, so that lazy and exact updates are equal."""
     return not rule.slot_names and not rule.weight_decay
 
 
@@ -26,9 +26,9 @@ def apply_lazily(
     rate: tf.Tensor,
     update: tf.Tensor,
 ) -> None:
-    """Updates the rows of a gradient and their slots, and nothing else; their weight decay comes first.
+    """Updates only the rows of a gradient and their slots; weight decay of these rows comes first.
 
-    Several operations, so the caller holds a lock.
+    It consists of several operations, so the caller must hold a lock.
 
     Args:
       rule: the rule; it must work element by element. Its weight decay applies to this table.

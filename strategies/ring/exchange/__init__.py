@@ -1,1 +1,1 @@
-"""What the workers of a ring send each other: how they connect, sum and gather, and who is lost."""
+"""How the workers of a ring connect, sum and gather, and detect lost workers."""

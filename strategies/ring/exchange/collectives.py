@@ -16,13 +16,13 @@ from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import gradients, packing
 from towers.errors import UserError
 
-# A group consists of devices, so each channel needs its own group. Its key must not equal others': tf.distribute
-# counts its keys from 1, towers of one process count from 1,000,000.
+# A group consists of devices, so each channel needs its own group, with a unique key: tf.distribute counts its
+# keys from 1, towers of one process count from 1,000,000.
 _FIRST_GROUP_KEY = 2_000_000
 
 ALGORITHMS = ("auto", "tcp", "ring", "nccl")
 
-# The default size of a pack, and of the least that each worker has of it.
+# The default size of a pack, and the smallest part of it for each worker.
 _PACK_BYTES, _CHUNK_BYTES = 4 * 2**20, 512 * 2**10
 
 
@@ -35,10 +35,13 @@ class WireOptions:
       precision: 'float32' sends gradients as computed; 'bfloat16' and 'float16' halve the bytes. With W workers
         each element of the sum then has an error of at most W units of rounding (2^-8 in bfloat16, 2^-11 in
         float16) times the sum of the W magnitudes: one for the casts, and one for each of the W - 1 sums. In
-        float16, values below 6e-5 lose more digits, and sums above 65504 are infinite.
+        float16, values below 6e-5 lose more digits, and sums above 65504 become infinite.
       algorithm: how gradients are summed. 'tcp' is our own ring (`strategies.ring.exchange.tcp_ring`), for CPUs;
         'ring' and 'nccl' are TensorFlow's; 'auto' is tcp for gradients on a CPU (our engine), and nccl for GPUs.
       timeout_seconds: a collective that waits longer fails.
+
+    Raises:
+      UserError: an option is unknown or out of range.
     """
 
     bytes_per_pack: int | None = None
@@ -60,8 +63,8 @@ class WireOptions:
     def pack_bytes(self, num_workers: int) -> int:
         """Bytes of a pack.
 
-        By default 4 MiB, and with more than eight workers 512 KiB for each: a ring cuts a pack into one chunk for
-        each worker and takes 2 * (workers - 1) rounds for it, in which short chunks take as long as their latency.
+        By default 4 MiB, but with more than eight workers 512 KiB for each: a ring cuts a pack into one chunk for
+        each worker and takes 2 * (workers - 1) rounds, and a short chunk takes no less time than the latency.
         """
         return self.bytes_per_pack or max(_PACK_BYTES, num_workers * _CHUNK_BYTES)
 
@@ -76,7 +79,7 @@ class WorkerExchange:
         num_workers: number of workers.
         rank: index of this worker.
         options: how gradients are sent; everything else is sent in its own precision.
-        channel: a number that no other exchange of this process has.
+        channel: a number that is unique among the exchanges of this process.
         tcp: the connections; None for TensorFlow's collectives.
         """
         self._tcp = tcp
@@ -86,7 +89,7 @@ class WorkerExchange:
         self._keys = itertools.count(1)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Each tensor's sum over the workers, in its own precision, one collective a dtype. In a graph."""
+        """Each tensor's sum over the workers, in its own precision; one collective per dtype. In a graph."""
         found: list[tf.Tensor] = list(values)
         if self.num_workers == 1:
             return found
@@ -100,7 +103,7 @@ class WorkerExchange:
 
     @property
     def sends_any_number_of_rows(self) -> bool:
-        """Whether sparse gradients may have other numbers of rows in other steps.
+        """Whether the number of rows of sparse gradients may differ between steps.
 
         TensorFlow's collectives keep the shape of their first call.
         """
@@ -136,12 +139,12 @@ class WorkerExchange:
         return tf.cast(self._reduced(tf.cast(vector, wire)), vector.dtype)
 
     def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int], purpose: str = "") -> tf.Tensor:
-        """This worker's part of the sum of all workers' vectors of gradients, on the wire as in `sum_gradients`.
+        """This worker's part of the sum of all workers' gradient vectors, in the precision of the wire.
 
         Args:
           vector: [sum(sizes)].
           sizes: number of elements of each worker's part, in order.
-          purpose: what it is for, if workers might make other calls; the same on all of them.
+          purpose: identifies the call, so that workers with different calls fail; the same on all workers.
 
         Returns:
           [sizes[rank]]. In a graph.
@@ -158,7 +161,7 @@ class WorkerExchange:
         return tf.ensure_shape(tf.numpy_function(reduce_scatter, [vector], vector.dtype), [sizes[self.rank]])
 
     def all_gather(self, own: tf.Tensor, sizes: Sequence[int], purpose: str = "") -> tf.Tensor:
-        """Every worker's vector, joined by rank, bit by bit: [sum(sizes)]. In a graph.
+        """All workers' vectors, joined by rank, unchanged: [sum(sizes)]. In a graph.
 
         Args:
           own: this worker's [sizes[rank]].
@@ -182,7 +185,7 @@ class WorkerExchange:
         return vector.dtype if wire is None or vector.dtype != tf.float32 else wire
 
     def _reduced_by_tcp(self, vector: tf.Tensor, wire: tf.DType) -> tf.Tensor:
-        """A stateful call: TensorFlow runs these in the order of their creation, the same on every worker."""
+        """The sum by a stateful call: TensorFlow runs these in the order of creation, the same on every worker."""
 
         def all_reduce(own):
             return self._tcp.all_reduce(own, wire.as_numpy_dtype, purpose=self._purpose)
@@ -198,7 +201,7 @@ class WorkerExchange:
         return tf.reshape(gathered, tf.concat([[-1], tf.shape(value)[1:]], 0))
 
     def _gathered_rows(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """All workers' rows. A gather needs equal lengths, so shorter ones are padded and cut again."""
+        """All workers' rows. A gather needs equal lengths, so shorter ones are padded and cut afterwards."""
         lengths = self.gather(tf.shape(gradient.indices))
         longest = tf.reduce_max(lengths)
         kept = tf.reshape(tf.sequence_mask(lengths, longest), [-1])
@@ -271,11 +274,11 @@ class HostExchange:
         return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(padded, lengths, strict=True)]
 
     def broadcast(self, variables: Sequence[tf.Variable], *, roots: Sequence[int] | None = None) -> None:
-        """Sets every worker's variables to those of one worker, bit by bit.
+        """Sets every worker's variables to the exact values of one worker.
 
         Args:
-          variables: anything with `shape`, `dtype`, `numpy()`, which its root alone calls, and `assign(value)`.
-          roots: the rank whose value it is, for each variable; None for rank 0.
+          variables: anything with `shape`, `dtype`, `numpy()` (called only on its root) and `assign(value)`.
+          roots: for each variable the rank that has its value; None for rank 0.
         """
         if self.num_workers == 1:
             return
@@ -289,11 +292,11 @@ class HostExchange:
     def sent(
         self, own: np.ndarray | None, shape: Sequence[int], dtype: tf.DType, *, root: int, purpose: str
     ) -> np.ndarray:
-        """One worker's value, bit by bit, on all workers.
+        """One worker's exact value, on all workers.
 
         Args:
           own: the value, on the worker `root`; not used on others.
-          shape, dtype: of the value.
+          shape, dtype: shape and dtype of the value.
           root: rank of the worker that has it.
           purpose: a name for this exchange; the shape is the same in all calls with the same name and root.
         """
@@ -312,7 +315,7 @@ class HostExchange:
             return tf.raw_ops.CollectiveBcastRecvV2(T=dtype, shape=shape, **attributes).numpy()
 
     def _key_for(self, purpose: str) -> int:
-        """TensorFlow never forgets a key, so each purpose reuses its own."""
+        """The instance key of a purpose, which reuses it, because TensorFlow never forgets a key."""
         if purpose not in self._key_of:
             self._key_of[purpose] = next(self._keys)
         return self._key_of[purpose]

@@ -19,7 +19,7 @@ from strategies.ring.exchange.collectives import WireOptions
 from strategies.waiting import wait_for_all
 from towers.errors import UserError
 
-# TensorFlow's own part of joining is faster than this.
+# An upper bound of the time that TensorFlow itself needs to join.
 _SERVER_SECONDS = 60.0
 
 
@@ -32,8 +32,11 @@ class RingOptions:
       wire: how gradients are sent.
       worker_shares: relative sizes of the workers' parts of a batch, by rank; None for parts in proportion to
         their numbers of towers.
-      check_divergence_every_steps: steps from one comparison of the workers' parameters to the next; None for
-        none.
+      check_divergence_every_steps: number of steps between comparisons of the workers' parameters; None for no
+        comparison.
+
+    Raises:
+      UserError: the engine is unknown.
     """
 
     engine: str = "auto"
@@ -117,7 +120,7 @@ def join_ring(
     if len(members) == 1:
         return Ring(members, rank, options)
     wait_for_all(cluster.this, [member for member in members if member != cluster.this], startup_timeout_seconds)
-    # All listened a moment ago. If one is lost now, TensorFlow waits without end and holds Python's lock.
+    # All listened a moment ago. If one is lost now, TensorFlow waits forever and holds Python's lock.
     seconds = max(startup_timeout_seconds, _SERVER_SECONDS)
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
@@ -130,7 +133,7 @@ def implementation_of(algorithm: str, num_gpus: int) -> tf.distribute.experiment
     """TensorFlow's name of an algorithm of `WireOptions`, for workers with so many GPUs each."""
     implementations = tf.distribute.experimental.CommunicationImplementation
     if algorithm == "auto" and num_gpus:
-        # Its own AUTO would send everything through the host's memory: it uses NCCL only where it is told to.
+        # TensorFlow's AUTO would send everything through the host's memory: it uses NCCL only if told to.
         return implementations.NCCL
     return {"ring": implementations.RING, "nccl": implementations.NCCL}.get(algorithm, implementations.AUTO)
 
@@ -139,9 +142,10 @@ def implementation_of(algorithm: str, num_gpus: int) -> tf.distribute.experiment
 def without_scoped_allocator() -> Iterator[None]:
     """Context manager: a MultiWorkerMirroredStrategy leaves TensorFlow's scoped allocator off.
 
-    It would give inputs of CollectiveReduce one buffer. The strategy's own exchanges are CollectiveReduceV2, so it
-    would find those of synced statistics alone. It leaves their graph unsorted, and TensorFlow then runs the graph
-    without any optimization (2.21). The strategy overrides the option of tf.config.optimizer.
+    The scoped allocator puts inputs of CollectiveReduce into one buffer. The strategy's own exchanges are
+    CollectiveReduceV2, so it would affect only those of synced statistics. It leaves their graph unsorted, and
+    TensorFlow then runs the graph without any optimization (2.21). The strategy overrides the option of
+    tf.config.optimizer.
     """
     configured = context.context()
     configure = configured.configure_collective_ops

@@ -1,4 +1,4 @@
-"""A lost worker of a ring: which one it is, and what a user reads."""
+"""Finds which worker of a ring was lost, and makes the error for the user."""
 
 import faulthandler
 import re
@@ -22,12 +22,12 @@ LOST = (
 
 
 def peer_lost(error: Exception, ring: Ring, at: str) -> PeerLost:
-    """The error for the user; after a timeout that names no worker, prints the stacks.
+    """The error for the user; after a timeout that names no worker, also prints all threads' stacks.
 
     Args:
-      error: of an exchange.
+      error: error of an exchange.
       ring: the workers, and which of them this one is.
-      at: when it happened, as 'step 7'.
+      at: when it happened, such as 'step 7'.
     """
     waited = isinstance(error, (tf.errors.DeadlineExceededError, TimeoutError))
     lost = _lost_members(error, ring)

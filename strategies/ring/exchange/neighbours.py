@@ -1,6 +1,6 @@
 """Frames of bytes from the previous worker of a ring and to the next one, each with a deadline.
 
-A frame's head says what its bytes are of, so ranks that do not make the same calls are an error:
+A frame's head identifies its call and vector, so ranks that make different calls get an error:
 
     8 bytes number of the call, 4 checksum of its purpose, 4 checksum of its dtype, 8 length | the vector's bytes
 """
@@ -24,12 +24,12 @@ PATIENCE_SECONDS = 5.0
 # Up to this size, copying behind the head is cheaper than another system call.
 _JOINED_BYTES = 64 * 1024
 HEAD = struct.Struct("<QIIQ")
-# Added to the time that is left, because a socket's timeout of 0 means not to wait at all.
+# Added to the remaining time, because a socket's timeout of 0 means not to wait at all.
 _LATE_SECONDS = 0.01
 
 
 class OutOfStep(ConnectionError):
-    """The previous worker makes another call than this one."""
+    """The previous worker makes a different call from this one."""
 
 
 class NeighbourLost(ConnectionError):
@@ -47,8 +47,8 @@ class NeighbourLost(ConnectionError):
 class Neighbours:
     """The two connections of one worker. Everything is sent in the order of the calls and received in that order.
 
-    The methods raise TimeoutError if the others do not send or do not read, and ConnectionError if one of them is
-    lost.
+    The methods raise TimeoutError if the other workers do not send or do not read, and ConnectionError if one of
+    them is lost.
 
     Attributes:
       rank, num_workers: index of this worker, and number of workers.
@@ -87,7 +87,7 @@ class Neighbours:
     def call(self, purpose: str) -> Iterator[None]:
         """Context manager: one call, whose frames have a number and a purpose.
 
-        Remembers an error: TensorFlow, whose graph calls us, replaces it by one of its own.
+        Remembers an error, because TensorFlow, whose graph calls this, replaces it by one of its own.
         """
         self._num_calls += 1
         self._purpose, self._checksum = purpose, zlib.crc32(purpose.encode())
@@ -95,7 +95,8 @@ class Neighbours:
             yield
         except OSError as error:
             if isinstance(error, NeighbourLost):
-                # When one worker ends, the others end soon after. Which was first is unknown here, so both count.
+                # When one worker ends, the others end soon after. It is unknown which was first, so both
+                # neighbours are named.
                 ends = {-1: self._previous, 1: self._next}
                 error.steps = tuple(step for step in ends if step in error.steps or is_closed(ends[step]))
             self.failure = error
@@ -112,7 +113,7 @@ class Neighbours:
             return
         left = head + view
         if self._is_all_sent():
-            # The socket's buffer has room for it, and no other thread needs to wake up.
+            # If the socket's buffer has room for it, no other thread needs to wake up.
             with contextlib.suppress(TimeoutError), _neighbour_lost(1):
                 left = left[self._next.send(left) :]
         if left:
@@ -122,7 +123,7 @@ class Neighbours:
         """Receives the head of the frame of a vector, and returns it.
 
         Raises:
-          OutOfStep: it is of another call, or of a vector of another length or dtype.
+          OutOfStep: the frame is of another call, or of a vector of another length or dtype.
         """
         head, own = bytearray(HEAD.size), self._head(vector)
         self.receive(memoryview(head))
@@ -153,7 +154,7 @@ class Neighbours:
             view = view[count:]
 
     def wait_until_sent(self) -> None:
-        """Returns when the vectors that were sent may be changed."""
+        """Blocks until all vectors are sent and may be changed."""
         deadline = time.monotonic() + self._timeout_seconds
         while self._num_unsent:
             try:
@@ -167,7 +168,7 @@ class Neighbours:
         return HEAD.pack(self._num_calls, self._checksum, dtype, vector.nbytes)
 
     def _give(self, *parts: bytes | memoryview) -> None:
-        """Gives bytes to the sending thread."""
+        """Passes bytes to the sending thread."""
         self._num_unsent += 1
         self._to_send.put(parts)
 
@@ -184,16 +185,16 @@ class Neighbours:
                 raise problem
 
     def _patience(self, deadline: float) -> float:
-        """Seconds to wait until the others are checked."""
+        """Seconds to wait before checking the other workers."""
         return min(PATIENCE_SECONDS, max(0.0, deadline - time.monotonic()) + _LATE_SECONDS)
 
     def _check_after_silence(self, deadline: float, neighbour: int, what: str) -> None:
         """Raises ConnectionError if another worker is lost, TimeoutError after the deadline.
 
-        Checks the neighbour that it waits for and one other worker, each time the next: if all checked all, the
-        checks would grow with the square of the workers.
+        Checks the neighbour that it waits for and one other worker, in turn: if all checked all, the number of
+        checks would grow with the square of the number of workers.
         """
-        # If the sending thread has found the next worker lost, nothing comes round the ring.
+        # If the sending thread found that the next worker is lost, nothing arrives around the ring.
         self._is_all_sent()
         self._num_silences += 1
         for rank in dict.fromkeys((neighbour % self.num_workers, self._num_silences % self.num_workers)):
@@ -203,7 +204,7 @@ class Neighbours:
             raise TimeoutError(f"{what} for {self._timeout_seconds:g} seconds")
 
     def _send_all(self) -> None:
-        """Body of the sending thread. Sending must not wait for receiving, or all workers would wait forever."""
+        """Body of the sending thread. Sending must not wait for receiving, or all workers would deadlock."""
         while True:
             try:
                 _send(self._next, self._to_send.get(), until=lambda: self.failure is not None)
@@ -215,7 +216,7 @@ class Neighbours:
 
 @contextlib.contextmanager
 def _neighbour_lost(step: int) -> Iterator[None]:
-    """Context manager: a ConnectionError in it is a NeighbourLost."""
+    """Context manager: turns a ConnectionError into a NeighbourLost."""
     try:
         yield
     except ConnectionError as error:
@@ -223,7 +224,7 @@ def _neighbour_lost(step: int) -> Iterator[None]:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Sets what both ends of a connection need: no delay, keepalive, large buffers, and a timeout."""
+    """Configures both ends of a connection: no delay, keepalive, large buffers, and a timeout."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keep_alive(connection)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -232,7 +233,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket, parts: Sequence[bytes | memoryview], *, until: Callable[[], bool]) -> None:
-    """Sends all bytes. The thread that waits for it has the deadline; `until` says that it waits no more."""
+    """Sends all bytes. The waiting thread has the deadline; `until` returns whether it has stopped waiting."""
     left = [memoryview(part) for part in parts if part]
     while left:
         try:

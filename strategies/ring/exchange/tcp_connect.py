@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context  # the one way to ask TensorFlow whether a peer lives
+from tensorflow.python.eager import context  # the only way to ask TensorFlow whether a peer is alive
 
 from strategies.cluster import Member
 from strategies.door import Door
@@ -22,7 +22,7 @@ _TOKEN_NUMBERS = 2
 def connected_tcp_ring(
     members: Sequence[Member], rank: int, host: HostExchange, *, timeout_seconds: float
 ) -> TcpRing:
-    """Connects each rank to the next. All workers call it.
+    """Connects each rank to the next. All workers must call it.
 
     Each connection starts with a secret that was sent through TensorFlow; connections without it are closed. So
     only programs that can read the workers' messages can connect.
@@ -68,10 +68,10 @@ def _listener(member: Member) -> socket.socket:
 
 
 def _accepted(listener: socket.socket, token: bytes, deadline: float) -> socket.socket:
-    """The first connection that sends the token. Any other is closed, and none is waited for.
+    """The first connection that sends the token. All others are closed, without waiting for them.
 
     Raises:
-      TimeoutError: none did before the deadline.
+      TimeoutError: no connection sent the token before the deadline.
     """
     with Door(listener, token) as door:
         while (left := deadline - time.monotonic()) > 0:

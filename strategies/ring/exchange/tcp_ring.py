@@ -11,7 +11,7 @@ rank sends:
                partial sums      | complete sums
 
 One rank computes the sum of a chunk and the others copy it, so all have the same bits. The two halves are also
-calls of their own, a reduce-scatter and an all-gather, with a part of any size for each rank.
+separate calls, a reduce-scatter and an all-gather, with a part of any size for each rank.
 
 A short vector takes half the rounds if each rank sends its own around and sums all of them.
 
@@ -21,11 +21,12 @@ whole chunk.
 
 Each chunk is a frame, see `neighbours.py`.
 
-It has its own deadlines and errors, because TensorFlow 2.21 may crash when one of its collectives times out.
+This ring has its own deadlines and errors, because TensorFlow 2.21 may crash when one of its collectives times
+out.
 
-Rates: 0.83 of gloo's at 8 and 32 MiB, twice gloo's at 1 MiB; the rest is page faults of new arrays and one more
-copy out of TensorFlow's tensors. TensorFlow's ring reaches 0.3 to 0.5 of gloo's, in one piece or in 2 to 16 at
-once; gather and add, with two workers, is slower still.
+Rates: 0.83 of gloo's at 8 and 32 MiB, twice gloo's at 1 MiB; the difference is due to page faults of new arrays
+and one more copy out of TensorFlow's tensors. TensorFlow's ring reaches 0.3 to 0.5 of gloo's, in one piece or in 2
+to 16 at once; gather and add, with two workers, is slower still.
 """
 
 import contextlib
@@ -43,7 +44,8 @@ _SUMMED_BYTES = 256 * 1024
 # Pieces of a chunk, each sent on before the next one arrives. Shorter ones cost more than they save.
 _PASSED_BYTES = 512 * 1024
 _CHUNK_BYTES = 2 * 2**20
-# Up to this size, all ranks' vectors go around sooner than chunks do twice: a round takes as long as its latency.
+# Up to this size, sending all ranks' vectors around once is faster than sending chunks around twice: the latency
+# determines a round's time.
 _GATHERED_BYTES = 8 * 1024
 
 
@@ -103,7 +105,7 @@ class TcpRing:
         received = np.empty(len(own), wire)
         with self._call(f"scatter {purpose}"):
             for chunks in _chunks_by_round(ends, max(1, _CHUNK_BYTES // own.itemsize)):
-                # A rank ends with the chunk after the one that it sends first.
+                # A rank ends with the sum of the chunk after the one that it sends first.
                 self._sum_chunks(own, received, [chunks[-1], *chunks[:-1]], passes_on=False)
             self._neighbours.wait_until_sent()
         return received[ends[self._rank] : ends[self._rank + 1]].astype(own.dtype, copy=False)
@@ -125,7 +127,7 @@ class TcpRing:
             return self._gathered(own, sizes)
 
     def broadcast(self, own: np.ndarray, *, root: int = 0, purpose: str = "") -> np.ndarray:
-        """The `own` [n] of rank `root`, bit by bit. That of the others only says length and dtype."""
+        """The exact `own` [n] of rank `root`. On other ranks `own` only gives length and dtype."""
         value = own if self._rank == root else np.empty_like(own)
         with self._call(f"broadcast {purpose}"):
             if self._rank == root:
@@ -138,7 +140,7 @@ class TcpRing:
     @contextlib.contextmanager
     def _call(self, purpose: str) -> Iterator[None]:
         """Context manager: one call of all ranks."""
-        # A sum that is not finite is found in the mean gradients.
+        # No warnings: a sum that is not finite is detected later, in the mean gradients.
         with self._neighbours.call(purpose), np.errstate(over="ignore", invalid="ignore"):
             yield
 
@@ -149,7 +151,7 @@ class TcpRing:
         # In the wire's own dtype, bytes are received directly into the result; else into a buffer.
         received = total if wire == own.dtype else np.empty(len(own), wire)
         self._sum_chunks(own, received, chunks, passes_on=True)
-        # What was sent of a chunk is overwritten by its sum, which cannot arrive before it was sent.
+        # A chunk's sum overwrites what was sent of the chunk; it cannot arrive before that was sent.
         for hop in range(self._num_workers - 1):
             chunk = chunks[(self._rank - hop) % self._num_workers]
             self._relay(received[chunk], passes_on=hop < self._num_workers - 2)
@@ -225,7 +227,7 @@ def _parts(vector: np.ndarray, part_bytes: int) -> Iterator[slice]:
 
 
 def _chunks_by_round(ends: Sequence[int], length: int) -> Iterator[list[slice]]:
-    """The ranks' parts of a vector in rounds: in each the next `length` elements of every part, until all end."""
+    """The ranks' parts of a vector in rounds: each round has the next `length` elements of every part."""
     for offset in range(0, max(end - begin for begin, end in itertools.pairwise(ends)), length):
         yield [
             slice(min(begin + offset, end), min(begin + offset + length, end))

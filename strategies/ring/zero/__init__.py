@@ -1,1 +1,1 @@
-"""ZeRO over the workers of a ring: each has its part of optimizer state, gradients or parameters."""
+"""ZeRO over the workers of a ring: each worker holds its part of optimizer state, gradients or parameters."""

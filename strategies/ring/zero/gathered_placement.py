@@ -1,11 +1,11 @@
-"""ZeRO 3 over the workers of a ring: each has its own parts of the parameters, and gathers the others in units.
+"""ZeRO 3 over the workers of a ring: each holds its own parts of the parameters, and gathers the others in units.
 
     own parts --+                +--> towers, unit by unit --+                    +--> / weight, update own parts
                 +-- all-gather --+                           +-- reduce-scatter --+
     own parts --+                +--> towers, unit by unit --+                    +--> / weight, update own parts
 
-The exchanges are in the towers' graph (`towers.gathering`); here are the variables. A device of a tower of several
-has parts of what that device uses: of its stage, its branches or its slices.
+The exchanges are in the towers' graph (`towers.gathering`); this file has the variables. In a tower of several
+devices, each device holds parts of what it uses: of its stage, its branches or its slices.
 """
 
 import itertools
@@ -44,11 +44,11 @@ class GatheredPlacement(OwnedPlacement):
         units: WorkerUnits,
     ):
         """Args:
-        variables: give the first values.
+        variables: give the initial values.
         rule: says which slots there are.
-        devices: of this worker's first tower. Each has this worker's parts of what it uses, with their slots; the
-          first one has the state.
-        units: says who has which part.
+        devices: devices of this worker's first tower. Each holds this worker's parts of what it uses, with their
+          slots; the first device holds the state.
+        units: the units of parameters, with the owner of each part.
         """
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         names, rank = list(templates), units.exchange.rank
@@ -92,7 +92,7 @@ class GatheredPlacement(OwnedPlacement):
 
 
 class _Described(NamedTuple):
-    """What a `RemoteVariable` is like."""
+    """Shape, dtype and device of a `RemoteVariable`."""
 
     shape: tf.TensorShape
     dtype: tf.DType
@@ -100,13 +100,13 @@ class _Described(NamedTuple):
 
 
 def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> SpreadPart:
-    """A shard on the current device, `device`: with its values if this worker owns it."""
+    """A shard on the current device, which is `device`; it has values if this worker owns it."""
     if shard.owner == rank:
         variable = part_of(shard, template)
         slots = {slot: own[shard.name] for slot, own in make_slots(rule, {shard.name: variable}).items()}
     else:
         shape = tf.TensorShape(shape_of(shard, template.shape))
-        # The device's name with its task.
+        # The full name of the device, with its task.
         full_device = tf.Variable(0.0, trainable=False).device
         like = _Described(shape, tf.as_dtype(template.dtype), full_device)
         variable = RemoteVariable(like, keeps=rank == 0)

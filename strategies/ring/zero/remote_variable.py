@@ -1,11 +1,11 @@
-"""A variable of another worker, as this worker's checkpoint sees it: a name, a shape, and for a moment a value."""
+"""A variable of another worker as this worker's checkpoint uses it: a shape, and temporarily a value."""
 
 import numpy as np
 import tensorflow as tf
 
 
 class RemoteVariable:
-    """Has a value only between its arrival and `release`, and only on the worker that writes checkpoints.
+    """Has a value only from `assign` to `release`, and only on the worker that writes checkpoints.
 
     Attributes:
       shape, dtype, device: as of a variable.
@@ -23,14 +23,14 @@ class RemoteVariable:
 
     @property
     def is_here(self) -> bool:
-        """Whether it has a value."""
+        """Whether this process now has its value."""
         return self._value is not None
 
     def numpy(self) -> np.ndarray:
         """The value.
 
         Raises:
-          RuntimeError: it is not here.
+          RuntimeError: this process has no value now.
         """
         if self._value is None:
             raise RuntimeError("another worker has this variable: call collect() first, in all workers")

@@ -1,9 +1,9 @@
-"""Units of parameters over the workers of a ring: gathered from their owners, and their gradients sent there.
+"""Units of parameters over the workers of a ring, gathered from their owners; gradients are sent to the owners.
 
 gather     part of rank 0 | part of rank 1 | ...   -- all-gather -->      the parameters, on every worker
 scatter    gradients of each worker                -- reduce-scatter -->  each rank's part of their sums
 
-Each slice that a device of a tower has is a parameter here, which alone is cut over the workers.
+Each slice that a tower's device holds is a parameter here, and is divided over the workers separately.
 """
 
 import math
@@ -22,11 +22,11 @@ from towers.parameters.shards import Shard, shape_of, shards_of
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
-# A smaller parameter is not divided: the messages of a unit would not become shorter by much.
+# A smaller parameter is not divided: it would hardly shorten the messages of a unit.
 _SMALLEST_DIVIDED_BYTES = 1024
-# A unit is no smaller than this part of a pack of gradients, 256 KiB by default: a call costs some 0.5 ms of CPU
-# time. A step of a transformer of 0.8 MB takes 1.07 times a plain ring's CPU time (1.12 without this), of one of
-# 43 MB 1.00.
+# A unit has at least 1 / 16 of the size of a pack of gradients, by default 256 KiB: a call costs some 0.5 ms of
+# CPU time. A step of a transformer of 0.8 MB takes 1.07 times a plain ring's CPU time (1.12 without this limit), a
+# step of one of 43 MB 1.00.
 _SMALL_UNITS_IN_A_PACK = 16
 
 
@@ -36,10 +36,10 @@ class WorkerUnits:
     Attributes:
       exchange: exchanges between the workers.
       held: what the devices of a tower use of all parameters, in order; the owner of each cut is a worker's rank.
-        Each large one is cut evenly, so that in every call all links carry about equally much. Elsewhere in this
-        class these are the parameters, and indices are those of this list.
-      specs: shape and dtype of each of them.
-      bytes_per_call, small_bytes: as `UnitExchange`.
+        Each large one is cut evenly, so that in every call all links carry about the same number of bytes. In this
+        class, "parameters" are the entries of this list, and indices are indices of this list.
+      specs: shape and dtype of each entry of `held`.
+      bytes_per_call, small_bytes: as for `UnitExchange`.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class WorkerUnits:
     ):
         """Args:
         variables: the model's.
-        rule: says whether a parameter may be divided.
+        rule: determines whether a parameter may be divided.
         exchange: exchanges between the workers.
-        shards: what each device of a tower uses, of all parameters in order; the owner of each is the index of the
-          device. None if one device uses all parameters.
+        shards: what each device of a tower uses, of all parameters, in order; the owner of a shard is the index of
+          the device. None if one device uses all parameters.
         """
         self.exchange = exchange
         self.bytes_per_call = exchange.options.pack_bytes(exchange.num_workers)
@@ -119,7 +119,7 @@ class WorkerUnits:
         return iter([gradient] if len(held.cuts) == 1 else parts_of(gradient, held.dimension, held.lengths))
 
     def _pieces(self, indices: Sequence[int]) -> list[tuple[int, Shard, tf.TensorSpec]]:
-        """(index of the parameter, shard, its spec) of all shards of some parameters, ordered by their ranks."""
+        """(index of the parameter, shard, its spec) of all shards of these parameters, sorted by owners' ranks."""
         found = []
         for index in indices:
             whole = self.specs[index]
@@ -140,13 +140,13 @@ class WorkerUnits:
 def held_by_workers(
     shards: Sequence[Shard], templates: Mapping[str, keras.Variable], whole: Collection[str], num_workers: int
 ) -> list[Held]:
-    """What a tower uses, in order, and how the workers share it: evenly, but small ones have one owner.
+    """What a tower uses, in order, and how the workers share it: evenly, but small parameters have one owner.
 
     Args:
-      shards: of all parameters, in order; the owner of each is the index of a device of a tower.
+      shards: shards of all parameters, in order; the owner of each is the index of a device of a tower.
       templates: the parameters by canonical name.
-      whole: names of the parameters that must not be cut. If these are all, the largest goes first, as in
-        `shards_of`.
+      whole: names of the parameters that must not be cut. If none may be cut, they are assigned in order of
+        falling size, as in `shards_of`.
       num_workers: number of owners.
     """
     shapes = [shape_of(shard, templates[shard.name].shape) for shard in shards]
@@ -165,10 +165,10 @@ def held_by_workers(
                 num_workers,
                 item_bytes={shard.name: item_bytes},
                 whole=(),
-                # A slice of a slice is one of the whole parameter.
+                # A slice of a slice must be a slice of the whole parameter, so it is along the same dimension.
                 dimensions={} if shard.dimension is None else {shard.name: shard.dimension},
             )
-            # A dimension of length 1 leaves it whole: any worker may have it.
+            # A dimension of length 1 leaves the parameter whole: any worker may own it.
             cuts = cut if len(cut) > 1 else cuts
         for one in cuts:
             owned[one.owner] += math.prod(shape_of(one, shape)) * item_bytes

@@ -1,12 +1,12 @@
-"""ZeRO 1 and 2 over the workers of a ring whose towers are several devices: counterparts share optimizer state.
+"""ZeRO 1 and 2 over ring workers with towers of several devices: corresponding devices share optimizer state.
 
     stage:2                  worker 0         worker 1
     stage 0's parameters     copy on CPU:0    copy on CPU:0      half of their slots and updates on each
     stage 1's parameters     copy on CPU:1    copy on CPU:1      half of their slots and updates on each
 
-Likewise for slices and branches. So each device and its counterparts are a `SpreadPlacement` of what they hold. A
-worker's own towers meet first, on the devices of its first one: the others hold no optimizer state.
-All workers make the exchanges of these in one order: device by device.
+Likewise for slices and branches. So each device and its counterparts form a `SpreadPlacement` of what they hold.
+Gradients of a worker's own towers meet first, on the devices of its first tower; the other towers hold no
+optimizer state. All workers make these exchanges in the same order: device by device.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Held:
     """A parameter, or a slice of it, as one device of a tower holds it.
 
     Attributes:
-      shard: which part of which parameter; its owner is the index of the device in the tower.
+      shard: the parameter, and which part of it; the owner is the index of the device in the tower.
       device: the device.
     """
 
@@ -43,12 +43,12 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class HeldTemplate:
-    """What a device holds of a parameter, with the attributes of a Keras variable that a placement reads.
+    """A device's value or slice of a parameter, with the attributes of a Keras variable that a placement reads.
 
     Attributes:
       path: canonical name of the parameter.
       value: its values.
-      constraint: Keras's, or None.
+      constraint: Keras's constraint, or None.
     """
 
     path: str
@@ -73,17 +73,17 @@ class HeldTemplate:
 
 @dataclasses.dataclass(frozen=True)
 class OwnersByDevice:
-    """Implements `towers.owners.Owners`: what a device holds meets at `SpreadOwners` of it and its counterparts.
+    """Implements `towers.owners.Owners` by the `SpreadOwners` of each device and its counterparts.
 
     A list of parts contains those of the first device, then those of the second, and so on.
 
     Attributes:
       of_towers: where the gradients of this worker's towers meet, in the order of the parameters.
-      devices: of a tower.
+      devices: the devices of a tower.
       homes: for each gradient of `of_towers` the index of its device.
-      owners: those of each device.
+      owners: the `SpreadOwners` of each device.
       parameters: for each device the indices of the parameters of its parts.
-      num_parameters: of the model.
+      num_parameters: number of parameters of the model.
       exchange: sums over the workers.
       each_microbatch: as for `SpreadOwners`.
     """
@@ -128,7 +128,7 @@ class OwnersByDevice:
         return _cut(values, [len(of_device) for of_device in self.parameters])
 
     def _by_device_kept(self, kept: Sequence) -> list[Sequence]:
-        """What is kept, device by device: of the device's parts, or of all that it holds."""
+        """What is kept, device by device: gradients of the device's parts, or of all that it holds."""
         if self.each_microbatch:
             return self.by_device(kept)
         return _cut(kept, [self.homes.count(index) for index in range(len(self.devices))])
@@ -141,7 +141,7 @@ class OwnersByDevice:
         ]
 
     def _on_each(self, compute: Callable[[int, SpreadOwners], list]) -> list:
-        """What a function of a device's index and owners computes on each device, joined."""
+        """Computes `compute(index, owners)` on each device, and joins the resulting lists."""
         found = []
         for index, (device, owners) in enumerate(zip(self.devices, self.owners, strict=True)):
             with tf.device(device):
@@ -173,8 +173,8 @@ class SpreadGroups:
         """Args:
         variables: give the first values.
         rule: says which slots there are.
-        devices: of this worker's first tower, which has the variables.
-        shards: of all parameters, in order; the owner of each is the index of a device.
+        devices: devices of this worker's first tower, which hold the variables.
+        shards: shards of all parameters, in order; the owner of each is the index of a device.
         exchange: exchanges between the workers.
         each_microbatch: as for `SpreadOwners`.
         """
@@ -221,7 +221,7 @@ class SpreadGroups:
         )
 
     def _by_name(self, by_device: Sequence[Mapping], joined: Callable[[list, int], object]) -> dict:
-        """By the names of the parameters what each device has by name; `joined` as for `by_name`."""
+        """Merges the devices' mappings from parameter names into one; `joined` as for `by_name`."""
         held = [by_device[held.shard.owner][held.shard.name] for held in self._held]
         return by_name(self._held, held, joined)
 
@@ -258,7 +258,7 @@ class SpreadGroups:
 
 
 def _joined(of_devices: Sequence, dimension: int) -> SlicedVariable:
-    """A variable of the slices that devices have, each whole or in slices along the same dimension."""
+    """A `SlicedVariable` of the devices' slices, each whole or itself in slices along the same dimension."""
     parts = []
     for one in of_devices:
         parts += one.parts if isinstance(one, SlicedVariable) else [one]

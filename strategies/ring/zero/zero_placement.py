@@ -1,13 +1,13 @@
-"""ZeRO 1 and 2 over the workers of a ring: parameters on every worker, slots and updates each on its owner.
+"""ZeRO 1 and 2 over the workers of a ring: parameters on every worker, each slot and its update on an owner.
 
     sums of worker 0 --+                    +--> / weight, clip, update its parts --+              +--> every part
                        +-- reduce-scatter --+                                       +- all-gather -+
     sums of worker 1 --+                    +--> / weight, clip, update its parts --+              +--> every part
 
-Both exchanges together send what an all-reduce sends. Each pack of parameters is divided evenly, for which large
-ones are sliced (`towers.parameters.shards`). With stage 1 gradients are sent once a step, with stage 2 after each
-microbatch. New values are sent after skipped updates too, so that no exchange is in a conditional. One more
-exchange has 8 bytes, the squared norm: NaN in it makes all workers skip alike.
+Both exchanges together send as many bytes as an all-reduce. To divide each pack of parameters evenly, large
+parameters are sliced (`towers.parameters.shards`). With stage 1 gradients are sent once a step, with stage 2 after
+each microbatch. New values are sent after skipped updates too, so that no exchange is in a conditional. One more
+exchange, of 8 bytes, sums the squared norm: if it is NaN, all workers skip the update.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ class SpreadPart:
     """A parameter or a slice of it. Its owner's rank is `shard.owner`.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: this worker's device for the part.
-      variable: this worker's copy; one without a value if only the owner has it.
-      slots: by slot name; of parts of other owners, variables without a value.
+      variable: this worker's copy; a variable without a value if only the owner has one.
+      slots: by slot name; variables without a value for parts of other owners.
     """
 
     shard: Shard
@@ -56,13 +56,13 @@ class SpreadPart:
 
 
 class OwnedPlacement:
-    """What the placements have in common in which each worker updates its own parts.
+    """The common part of placements in which each worker updates its own parts.
 
     Attributes:
       parts: the parts of all parameters, in order.
       parameters, state, slots: as `Placement`; sliced ones are `SlicedVariable`. Variables of other owners have
         values on rank 0, from `strategies.ring.zero.remote_variable`, while it writes or reads a checkpoint.
-      spread_kinds: which of 'parameters' and 'slots' each worker has only its own part of.
+      spread_kinds: those of 'parameters' and 'slots' of which each worker holds only its own part.
     """
 
     spread_kinds: tuple[str, ...]
@@ -76,10 +76,10 @@ class OwnedPlacement:
         exchange: WorkerExchange,
     ):
         """Args:
-        parts: of all parameters, in order.
+        parts: parts of all parameters, in order.
         variables: give the first values of the state.
         rule: says which slots there are.
-        device: where this worker has the state.
+        device: the device of this worker's state.
         exchange: exchanges between the workers.
         """
         self.parts, self._device, self._exchange = parts, device, exchange
@@ -107,17 +107,17 @@ class OwnedPlacement:
 
     @property
     def parameters_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:
-        """The parts, in the same order on all workers, and the ranks that have their values."""
+        """(part, rank that has its values), in the same order on all workers."""
         return [(part.variable, part.shard.owner) for part in self.parts]
 
     @property
     def slots_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:
-        """As `parameters_with_owners`, the slots of all parts."""
+        """As `parameters_with_owners`, for the slots of all parts."""
         return [(variable, part.shard.owner) for part in self.parts for variable in part.slots.values()]
 
     @property
     def spread_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:
-        """As `parameters_with_owners`, all variables of which each worker has only its own."""
+        """As `parameters_with_owners`, for all variables of which each worker holds only its own parts."""
         found = {"parameters": self.parameters_with_owners, "slots": self.slots_with_owners}
         return [each for kind in self.spread_kinds for each in found[kind]]
 
@@ -148,7 +148,7 @@ class SpreadPlacement(OwnedPlacement):
         """Args:
         variables: give the first values.
         rule: says which slots there are.
-        device: where this worker has its copies and its slots.
+        device: the device of this worker's copies and slots.
         exchange: exchanges between the workers.
         each_microbatch: as for `SpreadOwners`.
         dimensions: as for `towers.parameters.shards.shards_of`.
@@ -179,12 +179,12 @@ class SpreadPlacement(OwnedPlacement):
             self._share()
 
     def finish(self, is_last, *, rule, updates):
-        """Also sends what `update` has left to it: it follows each update of a rule that needs it."""
+        """Also sends the new values if the rule has a `finish`: `update` leaves that to this method."""
         super().finish(is_last, rule=rule, updates=updates)
         self._share()
 
     def _share(self) -> None:
-        """Gives every worker the owners' values: one all-gather for each dtype, after skipped updates too."""
+        """Sends the owners' values to every worker: one all-gather for each dtype, after skipped updates too."""
         with tf.device(self._device):
             for dtype in dict.fromkeys(part.variable.dtype for part in self.parts):
                 self._share_those([part for part in self.parts if part.variable.dtype == dtype], dtype)
@@ -225,7 +225,8 @@ def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> S
 def _shards_and_packs(templates, rule, constraints, exchange, dimensions) -> tuple[list[Shard], list[list[int]]]:
     """The shards of all parameters, in order, and the indices of the shards in each pack.
 
-    Parameters that can be sliced are divided pack by pack, so that all workers send and sum equally much of each.
+    Parameters that can be sliced are divided pack by pack, so that all workers send and sum an equal part of each
+    pack.
     """
     names = list(templates)
     whole = None if rule.elementwise else shards_for(templates, rule, constraints, exchange.num_workers)
@@ -244,7 +245,7 @@ def _shards_and_packs(templates, rule, constraints, exchange, dimensions) -> tup
 
 
 def _packs(templates, bytes_per_pack: int) -> list[list[str]]:
-    """Names of the parameters in each pack, in the model's order; those of a pack have one dtype."""
+    """Names of the parameters in each pack, in the model's order; a pack has a single dtype."""
     found = []
     for dtype in dict.fromkeys(template.dtype for template in templates.values()):
         names = [name for name, template in templates.items() if template.dtype == dtype]

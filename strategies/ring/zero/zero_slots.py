@@ -1,10 +1,11 @@
-"""Optimizer state that is spread over the workers: to the worker that writes checkpoints, and back from it.
+"""Sends optimizer state that is spread over the workers to the worker that writes checkpoints, and back.
 
     saving      part of its owner -> piece, piece, ... -> rank 0 -> file    each is freed before the next one comes
     restoring   file -> rank 0 -> piece, piece, ... -> part of its owner    what all have goes to all of them
 
-All workers make the same calls in the same order. A piece passes all of them, and only its receivers keep it. Rank
-0 reads others' parts twice: first all, dropped, so that a damaged file is found while no worker has part of it.
+All workers make the same calls in the same order. A piece passes all workers, and only its receivers keep it. Rank
+0 reads the others' parts twice: the first time it drops them, so that a damaged file is detected before any worker
+has a part of it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,18 +22,18 @@ SlotWithOwner = tuple[tf.Variable | RemoteVariable, int]
 
 
 class SharedParts:
-    """The parts of a ring's checkpoint: those that every worker has, and those that one worker has."""
+    """The parts of a ring's checkpoint: parts that every worker has, and parts that only one worker has."""
 
     def __init__(self, host: HostExchange, spread: Sequence[SlotWithOwner]):
         """Args:
         host: exchange between the workers.
-        spread: what one worker has, in the same order on all workers.
+        spread: the variables that only one worker has, in the same order on all workers.
         """
         self._host = host
         self._owners = {id(variable): owner for variable, owner in spread}
 
     def _owner(self, part: Piece) -> int | None:
-        """The rank that has a part; None if all have it."""
+        """The rank that has a part; None if all workers have it."""
         return self._owners.get(id(part.variable))
 
     def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | np.ndarray | None]:
@@ -47,7 +48,7 @@ class SharedParts:
             yield value if rank == 0 else None
 
     def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
-        """On rank 0, as `strategies.contract.Strategy.restore`; others get their parts from `share`."""
+        """On rank 0, as `strategies.contract.Strategy.restore`; the other workers get their parts from `share`."""
         if self._owner(part):
             for piece in part.divided():
                 read(piece)
@@ -55,7 +56,7 @@ class SharedParts:
             part.variable.assign(read(part))
 
     def share(self, parts: Sequence[Piece], read: Callable[[Piece], tf.Tensor] | None) -> None:
-        """Sends each part to the workers that have it, from rank 0: its own value, or what `read` gives."""
+        """Sends each part from rank 0 to the workers that have it: rank 0's own value, or the result of `read`."""
         num_sent = 0
         for part in parts:
             owner, rank = self._owner(part), self._host.rank
@@ -79,13 +80,13 @@ class SharedParts:
 
 
 def bring(host: HostExchange, slots: Sequence[SlotWithOwner]) -> None:
-    """Gives rank 0 the values of the others' slots. All workers call it, with the same slots in the same order."""
+    """Sends rank 0 the values of the others' slots. All workers call it with the same slots, in the same order."""
     others = [(variable, owner) for variable, owner in slots if owner != 0]
     host.broadcast([variable for variable, _ in others], roots=[owner for _, owner in others])
 
 
 def release(slots: Sequence[SlotWithOwner]) -> None:
-    """Forgets the values of the others' slots."""
+    """Frees the values of other workers' slots."""
     for variable, _ in slots:
         if isinstance(variable, RemoteVariable):
             variable.release()

@@ -1,4 +1,4 @@
-"""Our own servers, as the chief uses them: requests over the connections of a `Group`."""
+"""The chief's interface to our own servers: requests over the connections of a `Group`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ class OwnCarrier:
         """Args:
         group: connections to the servers.
         layout: where each parameter is on the servers.
-        settings: what the workers must have been started with; None for anything.
+        settings: settings with which the workers must have been started; None for no check.
         """
         self._group, self._layout, self._settings = group, layout, dict(settings or {})
         self._held_bytes: Sequence[int] = ()
@@ -50,7 +50,7 @@ class OwnCarrier:
         self._group.ask(0, "start", arrays, step=begin.step, **more)
 
     def _make(self, begin: Start) -> None:
-        """Makes zeros on the servers, for all parameters and slots."""
+        """Creates zeros on the servers, for all parameters and slots."""
         dtype = next(iter(begin.parameters.values())).dtype
         held = []
         for server in range(len(self._group.servers)):
@@ -69,12 +69,12 @@ class OwnCarrier:
         try:
             reply, _ = self._group.ask(0, "run_to", wanted=wanted, until=until)
         except UserError as error:
-            # A worker was started with other settings: all processes end with the message that names it.
+            # A worker was started with other settings: all processes end with the message that names the worker.
             self._end_all(how=REFUSED, why=str(error))
             raise
         if not reply["reached"] and reply["bad_step"] is None:
-            # Workers end when another server is lost. This request finds that out, so the chief does not wait for
-            # the workers in vain.
+            # Workers end when another server is lost. This request detects that, so that the chief does not wait
+            # in vain.
             self._group.ask_all("keys")
         return Progress(**{name: reply[name] for name in ("done", "bad_step", "absent", "missing")})
 
@@ -112,7 +112,7 @@ class OwnCarrier:
         return None if table is None else self._layout.tables[table[0]].width
 
     def _spans(self, name: str, begin: int, end: int) -> Iterator[tuple[int, dict, slice]]:
-        """Where a part of a parameter is: server, fields of the request, which of its elements or rows."""
+        """Where a part of a parameter lies: (server, fields of the request, slice of the part)."""
         in_table = self._layout.table_of(name)
         for server in range(len(self._group.servers)):
             if in_table is None:
@@ -144,7 +144,7 @@ class OwnCarrier:
         self._end_all(how=how)
 
     def _end_all(self, **how: str) -> None:
-        # Server 0 is last: workers learn of the end from it, and then the other servers know already.
+        # Server 0 is last: workers learn of the end from it, when the other servers already know.
         for server in reversed(range(len(self._group.servers))):
             self._group.ask(server, "end", **how)
         self._group.close()

@@ -24,17 +24,17 @@ from towers.updates.clipping import Clipping
 
 log = logging.getLogger(__name__)
 
-# The longest time that a request waits here for its reply; the client then repeats it, and notices lost servers.
+# The longest time before a request is answered; the client then repeats it, and so detects lost servers.
 PATIENCE_SECONDS = 2.0
-# How a run ends if a process was started with other settings.
+# The end of a run in which a process was started with other settings.
 REFUSED = "refused"
 
 
 class Coordination:
     """One method for each request.
 
-    The model's state (batch statistics) is small: server 0 holds all of it. It holds the frozen weights too, since
-    each worker asks for them only once.
+    The model's state (batch statistics) is small, so server 0 holds all of it. It also holds the frozen weights,
+    because each worker requests them only once.
 
     Attributes:
       requests: the method that answers a request, by the request's name.
@@ -91,7 +91,7 @@ class Coordination:
         }
 
     def start(self, message: Message, arrays) -> Content:
-        """The chief has set all vectors: workers may begin steps from message["step"] on.
+        """Request of the chief, which has set all vectors: workers may begin steps from message["step"] on.
 
         "positions" are the workers' next batches, as for `BatchOrder`; "state_dtypes" are as for `ModelState`.
         """
@@ -103,19 +103,20 @@ class Coordination:
         self._steps.start(message["step"], message.get("positions"))
         self._results.restart(ModelState(state, averaged, message.get("state_dtypes", ())))
         if before is not None:
-            # A run that resumes starts twice. Workers that waited since the first start ask again, at once.
+            # A run that resumes starts twice. This makes workers that waited since the first start ask again at
+            # once.
             before.end()
         self._ready.set()
         return {}, ()
 
     def run_to(self, message: Message, arrays) -> Content:
-        """The chief allows steps below "until" and waits for "wanted" steps to be done; it repeats the request.
+        """Repeated request of the chief: allows steps below "until", and waits until "wanted" steps are done.
 
         Raises:
           UserError: a worker was started with other settings than the chief.
         """
         self._raise_refusal()
-        # Under the lock, or a step that turns out bad in between would not hold the others back.
+        # Under the lock: otherwise a step that turns out bad in between would not stop the others.
         with self._results.lock:
             if self._results.bad_step is None:
                 self._steps.admission.run_to(message["until"])
@@ -132,7 +133,7 @@ class Coordination:
         return reply, ()
 
     def pause(self, message: Message, arrays) -> Content:
-        """The chief wants to read everything: no worker begins a step, and the steps that were begun end."""
+        """Request of the chief, before it reads values: no worker begins a step, and steps in progress end."""
         idle = self._steps.admission.pause(PATIENCE_SECONDS)
         missing = self._steps.admission.missing(range(self._num_workers))
         positions = self._steps.positions()
@@ -140,7 +141,7 @@ class Coordination:
             return {"idle": idle, "missing": missing, "positions": positions, **self._so_far()}, ()
 
     def _so_far(self) -> dict:
-        """What was done since the chief's start, and the decisions that other servers must know to be read.
+        """The progress since the chief's start, and the decisions that other servers need before they are read.
 
         The caller holds the lock.
         """
@@ -162,7 +163,7 @@ class Coordination:
             return {}, [self._results.state.read()]
 
     def end(self, message: Message, arrays) -> Content:
-        """The chief ends the run; workers learn how it ended from the reply to their next `begin`."""
+        """Request of the chief: ends the run. Workers learn how it ended from the reply to their next `begin`."""
         self._end = message["how"]
         if self._steps.admission is not None:
             self._steps.admission.end()
@@ -170,10 +171,10 @@ class Coordination:
         return {}, ()
 
     def join(self, message: Message, arrays) -> Content:
-        """A worker says what it was started with, before its first step; "again": it is to repeat the request.
+        """Request of a worker before its first step, with its settings. Reply "again": it must repeat the request.
 
-        One that was started with other settings than the chief ends the run; but not one that was restarted during
-        it: the others go on.
+        A worker with other settings than the chief ends the run, unless it was restarted during the run: then the
+        others continue.
 
         Raises:
           UserError: this worker, or another one, was started with other settings.
@@ -182,7 +183,7 @@ class Coordination:
         if not self._ready.wait(PATIENCE_SECONDS):
             return {"again": True}, ()
         self._raise_refusal()
-        # There are none if the run ended before its start.
+        # There are no settings if the run ended before its start.
         if self._settings:
             try:
                 check_same({"chief:0": self._settings, f"worker:{worker}": message["settings"]})
@@ -198,12 +199,12 @@ class Coordination:
             raise self._refusal
 
     def begin(self, message: Message, arrays) -> Content:
-        """A worker asks for its next step.
+        """Request of a worker for its next step.
 
         The reply holds the step, the state, this server's piece of the parameters and, for asynchronous steps, the
         decisions that the other servers must know before the worker pulls; or how the run ended; or "again": the
-        worker is to repeat the request. "settled" is the end of the decisions that the worker has passed on, and
-        "frozen_of" names the frozen weights that it needs, by the number of the chief's start.
+        worker must repeat the request. "settled" is the end of the decisions that the worker has passed on;
+        "frozen_of" is the number of the chief's start that set the frozen weights which it needs.
         """
         worker = message["worker"]
         self._note_return(worker)
@@ -216,12 +217,12 @@ class Coordination:
             admitted = self._steps.admission.begin(
                 worker, PATIENCE_SECONDS, is_lost=lambda: not self._presence.asks_by(worker, connection)
             )
-        # Also while it waited for its step.
+        # The refusal may have come while this worker waited for its step.
         self._raise_refusal()
         if admitted is None:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
         ticket = self._steps.granted(admitted)
-        # All under one lock: the other servers' pieces are then at least as new as this one.
+        # All under one lock, so that the other servers' pieces are at least as new as this one.
         with self._results.lock:
             self._steps.settled(message["settled"])
             state, decided = self._results.state.read(), self._steps.decided()
@@ -231,7 +232,7 @@ class Coordination:
         return {"step": admitted.step, **ticket, **pulled}, [state, piece]
 
     def frozen(self, message: Message, arrays) -> Content:
-        """The frozen weights, and by "frozen_of" the start that set them."""
+        """The frozen weights, and in "frozen_of" the start that set them."""
         with self._results.lock:
             return {"frozen_of": self._starts}, self._frozen
 
@@ -240,7 +241,7 @@ class Coordination:
             log.warning("worker:%d is back: it computes its %s again", worker, self._steps.done_by_each)
 
     def connected(self, worker: int, connection: int) -> None:
-        """The worker asks by this connection from now on, until it is lost."""
+        """Records that the worker asks by this connection from now on, until it is lost."""
         self._presence.connect(worker, connection)
 
     def lost(self, worker: int) -> None:
@@ -253,16 +254,16 @@ class Coordination:
                 self._steps.admission.lost(worker)
 
     def overdue(self) -> set[int]:
-        """Workers that held a step, or asked for none, for more than the timeout; others are to do their work."""
+        """Workers that held a step, or requested none, for longer than the timeout; others must do their work."""
         waits = self._end is None and self._steps.admission is not None
         return self._steps.admission.overdue(self._timeout_seconds) if waits else set()
 
     def admit(self, message: Message, arrays) -> Content:
-        """Synchronous steps: whether the round takes the gradient of a worker's lease."""
+        """For synchronous steps: whether the round accepts the gradient of a worker's lease."""
         return {"wanted": self._steps.admission.admit(message["lease"])}, ()
 
     def finish(self, message: Message, arrays) -> Content:
-        """A worker sends server 0's piece of its gradient; the other servers hold or have staged theirs."""
+        """Request of a worker with server 0's piece of its gradient; the other servers have theirs."""
         change, *gradient = arrays
         self._steps.finish(message, change, gradient)
         return {}, ()

@@ -1,4 +1,4 @@
-"""The requests that every server answers: its keys and values, and its piece of a synchronous step."""
+"""The requests that every server answers: for its keys and values, and for its piece of a synchronous step."""
 
 import functools
 import threading
@@ -60,14 +60,14 @@ class StoreHandlers:
         return {"free_bytes": free_bytes()}, ()
 
     def init(self, message: Message, arrays) -> Content:
-        """Makes a vector; "about" is the clients' description of it, returned by `keys`."""
+        """Creates a vector; "about" is a description by the clients, which `keys` returns."""
         value, *decays = arrays
         self._store.init(message["key"], value, *decays)
         self._about[message["key"]] = message.get("about")
         return {}, ()
 
     def make(self, message: Message, arrays) -> Content:
-        """Makes zeros: a vector as long as the array, which says where weight decay applies, and its tables."""
+        """Creates zeros: a vector as long as the array, which tells where weight decay applies, and its tables."""
         (decays,) = arrays
         dtype = np.dtype(message["dtype"])
         self._store.init(message["key"], np.zeros(len(decays), dtype), decays)
@@ -77,25 +77,25 @@ class StoreHandlers:
         return {}, ()
 
     def read_part(self, message: Message, arrays) -> Content:
-        """Elements of the vector or rows of a table, of its slot if there is one; from "begin" to "end"."""
+        """Elements "begin" to "end" of the vector, or rows of a table; or of the slot in "slot"."""
         vector = self._store.vector(message["key"])
         return {}, [vector.read_part(*(message[name] for name in ("table", "slot", "begin", "end")))]
 
     def write_part(self, message: Message, arrays) -> Content:
-        """Sets what `read_part` reads. The parts of a vector come in order, and the last one sets it."""
+        """Sets what `read_part` reads. The parts of a vector must come in order; the last one assigns it."""
         (values,) = arrays
         vector = self._store.vector(message["key"])
         vector.write_part(*(message[name] for name in ("table", "slot", "begin")), values)
         return {}, ()
 
     def restart(self, message: Message, arrays) -> Content:
-        """All parts are written: the vector has had "version" updates, and no staged update is left."""
+        """Call it when all parts are written: sets the version to "version", and drops staged updates."""
         self._staged = StagedUpdates()
         self._store.vector(message["key"]).version = message["version"]
         return {}, ()
 
     def pull_rows(self, message: Message, arrays) -> Content:
-        """Some rows of several matrices of tables, given their ids on this server."""
+        """Rows of several matrices of tables, given their ids on this server."""
         ids = dict(zip(message["tables"], arrays, strict=True))
         return {}, self._store.vector(message["key"]).rows(ids)
 
@@ -103,7 +103,7 @@ class StoreHandlers:
         return {"about": dict(self._about)}, ()
 
     def pull(self, message: Message, arrays) -> Content:
-        """This server's piece of a vector; after the updates that "decided", if given, names."""
+        """This server's piece of a vector, after the updates in "decided", if given."""
         if message.get("decided") is not None:
             self.settle(message, ())
         value, version = self._store.vector(message["key"]).read()
@@ -121,7 +121,7 @@ class StoreHandlers:
         return {"staleness": staleness}, ()
 
     def stage(self, message: Message, arrays) -> Content:
-        """Holds an asynchronous gradient until server 0 has decided on its lease: see `decisions`."""
+        """Holds an asynchronous gradient until server 0 decides on its lease: see `decisions`."""
         vector = self._store.vector(message["key"])
         gradient = _gradient(message, arrays, vector.dtype)
         vector.check(gradient.vector, gradient.rows)
@@ -154,7 +154,7 @@ class StoreHandlers:
     def apply(self, message: Message, arrays) -> Content:
         """One step's update from the held gradients: mean = SUM / weight, then clipping.
 
-        The message's "weight" and "scale" are the step's whole weight and the factor of global-norm clipping.
+        The message's "weight" and "scale" are the step's total weight and the factor of global-norm clipping.
         """
         step = message["step"]
         if message["finite"]:
@@ -170,7 +170,7 @@ class StoreHandlers:
 
 
 def _gradient(message: Message, arrays, dtype) -> PieceGradient:
-    """The gradient of a push: that of the vector, which may hold rows of its own, and those of the tables."""
+    """The gradient of a push: of the vector, which may contain rows of matrices, and of the tables."""
     of_vector = 1 + 2 * len(message["rows"])
     vector = SplitGradient.unpacked(message["rows"], arrays[:of_vector]).whole(dtype)
     return PieceGradient.unpacked(vector, arrays[of_vector:])

@@ -48,7 +48,7 @@ def pieces_of(shape: Sequence[int], element_bytes: int, held_bytes: Sequence[int
 
 
 def _levelling(held: Sequence[int], more: int) -> list[float]:
-    """How `more` is divided so that the servers that get a part of it hold the same afterwards."""
+    """How `more` is divided so that all servers that get a part of it hold equal amounts afterwards."""
     ascending = sorted(held)
     levels = [(sum(ascending[:count]) + more) / count for count in range(1, len(held) + 1)]
     return [max(0.0, min(levels) - own) for own in held]
@@ -74,7 +74,7 @@ class _Value:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its pieces are on the servers: not while another client is still in its init."""
+        """Whether all its pieces are on the servers: False while another client still runs `init`."""
         return sum(piece.stop - piece.start for piece in self.pieces.values()) == self.size
 
     @property
@@ -114,7 +114,7 @@ class KeyValueStore:
         self._pulled: dict[str, Sequence[int]] = {}
 
     def init(self, key: str, value: np.ndarray) -> None:
-        """Makes a new key for all clients; one client does it.
+        """Creates a new key for all clients; only one client calls it.
 
         Raises:
           UserError: the value is not an array of float16, float32 or float64, or the key exists.
@@ -143,7 +143,7 @@ class KeyValueStore:
         self._values[key] = _Value(value.shape, value.dtype, pieces)
 
     def pull(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
-        """The values of some keys; no server's piece is in the middle of an update.
+        """The values of some keys; each server's piece is consistent, never in the middle of an update.
 
         Raises:
           UserError: there is no such key.
@@ -151,7 +151,7 @@ class KeyValueStore:
         return {key: self._pull(key, found) for key, found in [(key, self._find(key)) for key in keys]}
 
     def push(self, key: str, gradient: np.ndarray | tf.Tensor | tf.IndexedSlices, rate: float) -> int:
-        """Makes one update by the servers' rule; of a sparse gradient, each server gets only its rows.
+        """Applies one update by the servers' rule. Of a sparse gradient, each server gets only its rows.
 
         Args:
           key: the key whose value changes.
@@ -159,8 +159,8 @@ class KeyValueStore:
           rate: learning rate.
 
         Returns:
-          The number of updates, including this client's, that a server had made since this client last pulled the
-          key: the largest over the servers, and 0 if this client never pulled it.
+          The number of updates, including this client's, that a server had applied since this client last pulled
+          the key: the maximum over the servers, or 0 if this client never pulled it.
 
         Raises:
           UserError: there is no such key, or the gradient has another shape or dtype than the value allows.
@@ -193,7 +193,7 @@ class KeyValueStore:
         found: dict[str, dict[int, dict]] = {}
         held_bytes = []
         for server, (reply, _) in enumerate(self._group.ask_all("keys")):
-            # A vector that was not made by a KeyValueStore has no description.
+            # A vector that was not created by a KeyValueStore has no description.
             described = {key: about for key, about in reply["about"].items() if about is not None}
             for key, about in described.items():
                 found.setdefault(key, {})[server] = about

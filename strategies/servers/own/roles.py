@@ -30,7 +30,7 @@ from towers.options import StepOptions
 from towers.task import Batch, InputShard, Task
 from towers.updates.sparse_updates import LAZY
 
-# The chief shows the servers that it lives at least so often.
+# The longest time between the chief's signs of life to the servers.
 _LONGEST_SILENCE_SECONDS, _SIGNS_IN_A_TIMEOUT = 10.0, 4
 
 
@@ -41,7 +41,7 @@ def connected(
     *,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> Group:
-    """Connects to some servers; arguments and errors as of `Group.connected`."""
+    """Connects to some servers; arguments and errors as in `Group.connected`."""
     return Group.connected(
         servers,
         membership.cluster.this,
@@ -65,7 +65,7 @@ def own_servers_strategy(
       servers: the cluster and the chief's membership.
 
     Raises:
-      UserError: options that servers can't support, or a server that was started with other settings.
+      UserError: an option is not supported by servers, or a server was started with other settings.
       PeerLost: a server could not be reached.
     """
     check_options(options, servers.options, servers.num_workers)
@@ -99,7 +99,7 @@ def run_own_server(
       stop_asked: as for `Server.serve`.
 
     Raises:
-      UserError: options that servers can't support, or a port that is taken.
+      UserError: an option is not supported by servers, or the port is taken.
       PeerLost: the chief did not connect in time, or was lost.
     """
     check_options(options, membership.options, membership.num_workers)
@@ -144,7 +144,7 @@ def run_own_worker(
     stop_asked: Callable[[], bool] = lambda: False,
     before_step: Callable[[int], None] = lambda step: None,
 ) -> str:
-    """Computes until the run ends; returns how it ended: 'done' or 'interrupted'.
+    """Computes steps until the run ends; returns how the run ended: 'done' or 'interrupted'.
 
     Args:
       task, devices, options, shares: as for `strategies.towers.towers_strategy`.
@@ -152,11 +152,11 @@ def run_own_worker(
       stop_asked, before_step: as for `strategies.servers.own.worker.Worker`.
 
     Raises:
-      UserError: options that servers can't support, or other settings than the servers'.
+      UserError: an option is not supported by servers, or the servers were started with other settings.
       PeerLost: a server could not be reached, or was lost.
     """
     check_options(options, membership.options, membership.num_workers)
-    # What it was started with is compared with the chief's settings, in `join`.
+    # Its settings are compared with the chief's in `join`.
     try:
         group = connected(membership, membership.servers, {}, gives_up=stop_asked)
     except PeerLost:

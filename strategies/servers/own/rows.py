@@ -1,4 +1,4 @@
-"""A gradient as it is sent to a server: dense numbers, and for embeddings only the rows that a batch used."""
+"""A gradient as sent to a server: dense elements, and for embeddings only the rows that a batch used."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class SplitGradient:
 
     @classmethod
     def unpacked(cls, extents: Sequence[Sequence[int]], arrays: Sequence[np.ndarray]) -> "SplitGradient":
-        """The gradient that `packed` took apart."""
+        """The gradient from the result of `packed`."""
         dense, *pairs = arrays
         rows = [Rows(*extent, *pairs[2 * index : 2 * index + 2]) for index, extent in enumerate(extents)]
         return cls(dense, rows)

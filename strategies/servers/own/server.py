@@ -1,4 +1,4 @@
-"""The process of a parameter server: its requests, lost members, and the end of the run."""
+"""The process of a parameter server: answers requests, detects lost members, and handles the end of the run."""
 
 import contextlib
 import itertools
@@ -22,13 +22,13 @@ from towers.errors import UserError
 
 log = logging.getLogger(__name__)
 
-# The longest wait, after the run's end, for workers to learn of it.
+# The longest time to wait, after the run's end, for workers to learn of it.
 _LAST_SECONDS = 10.0
-# The same for a process that is not let in yet: a late worker takes milliseconds, a stranger may stay silent.
+# The same for processes that are not let in yet: a late worker takes milliseconds, a stranger may stay silent.
 _LAST_INTRODUCTION_SECONDS = 1.0
-# The longest wait for what the system takes without waiting: a message of a few bytes to each worker.
+# The longest time to wait for sends that the system normally accepts at once: a few bytes to each worker.
 _LAST_WORD_SECONDS = 1.0
-# A process that connects has so long to be let in.
+# A connected process must be let in within this time.
 _INTRODUCTION_SECONDS = 10.0
 _TICK_SECONDS = 0.2
 
@@ -50,17 +50,17 @@ class Server:
     ):
         """Args:
         member: this process.
-        store: its keys and values.
+        store: this server's keys and values.
         settings: the settings that must be the same in all processes, by name.
         secret: the secret that a process must know to connect; '' lets in processes that have none.
         cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
-        admit_anyone: whether it may have no secret although other machines can reach it.
+        admit_anyone: whether the secret may be '' although other machines can reach the server.
         coordination: answers the requests that server 0 alone answers; None on other servers.
         timeout_seconds: seconds that the chief may be silent before it counts as lost; None for no limit. A chief
-          that calls `Group.show_life` is silent only if it stands still.
+          that calls `Group.show_life` is silent only if it hangs.
 
         Raises:
-          UserError: the port is taken, this process may not listen on it, or whoever connects would be let in.
+          UserError: the port is taken, this process may not listen on it, or anyone who connects would be let in.
         """
         check_secret([member], secret, admit_anyone=admit_anyone)
         self.member = member
@@ -71,7 +71,7 @@ class Server:
         self._entrance = Entrance(
             member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
-        # Without a secret only this machine's processes may connect, which `check_secret` has made sure of.
+        # Without a secret only this machine's processes may connect; `check_secret` ensures that.
         self._listener = Listener(member, for_other_machines=bool(secret) or admit_anyone)
         self._requests: Mapping[str, Handler] = {
             "figures": self._figures,
@@ -83,11 +83,12 @@ class Server:
         }
         self._connections = OpenConnections()
         self._workers: dict[int, Connection] = {}
-        # Held while a worker's connection is noted as lost or as its new one: a late loss must not undo that.
+        # Held while a worker's connection is recorded as lost or as new: a late loss must not undo a new
+        # connection.
         self._members_lock = threading.Lock()
         self._numbers = itertools.count()
         self._end: str | None = None
-        # Which process the chief is; None until it connects. There is no other one until this server ends.
+        # The chief's process; None until it connects. It never changes while this server runs.
         self._chief_lock = threading.Lock()
         self._chief: str | None = None
         self._chief_is_lost, self._how_lost = False, "lost"
@@ -99,8 +100,8 @@ class Server:
 
         Args:
           startup_timeout_seconds: seconds to wait for the chief to connect.
-          stop_asked: whether this process was asked to stop. Once the chief has connected, it asks for that, and
-            stops all processes when everything is saved.
+          stop_asked: whether this process was asked to stop. A connected chief requests this, and stops all
+            processes when everything is saved.
 
         Raises:
           PeerLost: the chief did not connect in time, or was lost before the end.
@@ -140,7 +141,8 @@ class Server:
         for connection in self._connections.all():
             if connection.is_unanswered():
                 connection.end()
-        # While a loss is noted, a worker is still overdue whose new connection may be there: next time.
+        # While a loss is being recorded, its worker is still overdue but may have a new connection: check next
+        # time.
         if self._coordination is not None and self._members_lock.acquire(blocking=False):
             try:
                 for worker in self._coordination.overdue() & self._workers.keys():
@@ -159,9 +161,9 @@ class Server:
             now = time.monotonic()
 
     def _tell_the_others(self) -> None:
-        """Tells the workers that still compute how the run ended: their threads send it before they close.
+        """Tells the workers that still compute how the run ended: the serving threads send it before they close.
 
-        A worker reads that in place of its next reply, long after this process has ended.
+        A worker reads this message instead of its next reply, even long after this process has ended.
         """
         for connection in self._connections.all():
             connection.end_reading()
@@ -179,7 +181,7 @@ class Server:
             connection.end()
 
     def _start_serving(self, accepted: socket.socket) -> None:
-        """Serves a connection in a thread of its own; nothing of it is left if that fails."""
+        """Serves a connection in a separate thread; cleans up if that fails."""
         connection = Connection(accepted, _INTRODUCTION_SECONDS)
         self._connections.add(connection)
         try:
@@ -199,27 +201,28 @@ class Server:
                 self._replace_worker(connection, peer, number)
                 self._answer_all(connection, number, self._timeout_seconds if peer.role == CHIEF else None)
         except OSError as error:
-            # The connection is lost; `_note_loss` below deals with it.
-            # The system's own error of this kind, which has a number, is of a machine that vanished.
+            # The connection is lost; `_note_loss` below handles that. A TimeoutError with an error number comes
+            # from the system: the other machine vanished.
             is_silent = isinstance(error, TimeoutError) and error.errno is None
             if peer is not None and peer.role == CHIEF and is_silent:
                 self._how_lost = f"silent for {connection.timeout_seconds:g} seconds"
         except UserError as error:
-            # Without its chief it waits in vain. During a run it is a second one, of which the run knows nothing.
+            # Before the run this server would wait in vain for the refused chief. During a run the refused process
+            # is a second chief, which does not affect the run.
             if self._chief is None:
                 self._startup_error = error
         except Exception:
-            # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
+            # No thread waits for this one, so it logs the error; closing the connection ends the client's wait.
             log.exception("a request of %s could not be answered", peer and peer.name)
         finally:
             self._tell_end(peer, connection)
-            # First, because `serve` may return once no connection is left that it knows of.
+            # First, because `serve` may return once no known connection is left.
             connection.close()
             self._connections.remove(connection)
             self._note_loss(peer, connection)
 
     def _tell_end(self, peer: Member | None, connection: Connection) -> None:
-        """Leaves a worker that still computes the message how the run ended; any other worker has left already."""
+        """Tells a worker that still computes how the run ended; all other workers have already left."""
         if peer is not None and peer.role == WORKER and self._end is not None and self._refusal is None:
             with contextlib.suppress(OSError):
                 connection.send({"run_ended": self._end})
@@ -236,7 +239,7 @@ class Server:
 
     @property
     def _first_request_seconds(self) -> float | None:
-        """Seconds until the chief's first request: it may wait for servers that start later."""
+        """Seconds to wait for the chief's first request: the chief may wait for servers that start later."""
         return None if self._timeout_seconds is None else max(self._timeout_seconds, self._startup_timeout_seconds)
 
     def _answer_all(self, connection: Connection, number: int, timeout_seconds: float | None) -> None:
@@ -261,7 +264,7 @@ class Server:
             except PeerLost as error:
                 reply = {"peer_lost": str(error)}, ()
             replies.append(reply)
-            # Requests that were sent in one go are answered in one go: each separate reply would wake the client.
+            # Requests that were sent together are answered together: each separate reply would wake the client.
             if not connection.has_more:
                 connection.send_all(replies)
                 replies.clear()
@@ -278,7 +281,7 @@ class Server:
         return {**counts, **traffic, "stop_asked": self._stop_asked()}, ()
 
     def _replace_worker(self, connection: Connection, peer: Member, number: int) -> None:
-        """If the worker was connected before, it has restarted: counts its earlier connection as lost."""
+        """Counts the earlier connection of a worker that connects again as lost: the worker has restarted."""
         if peer.role != WORKER or self._coordination is None:
             return
         with self._members_lock:
@@ -299,7 +302,7 @@ class Server:
                 self._lose_worker(peer.index, connection)
 
     def _lose_worker(self, worker: int, connection: Connection) -> None:
-        """Counts a worker's connection as lost: once, and not when the worker has connected again."""
+        """Counts a worker's connection as lost, but only once, and not if the worker has connected again."""
         if self._workers.get(worker) is connection:
             del self._workers[worker]
             if self._end is None:

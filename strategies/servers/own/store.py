@@ -1,4 +1,4 @@
-"""The vectors of one server, by key: each with its slots and its update rule, changed by one update at a time."""
+"""The vectors of one server, by key, each with slots and an update rule; updates are applied one at a time."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Vector:
     """One key's piece on this server, and rows of tables that are updated with it.
 
     Attributes:
-      version: number of updates applied; `set` assigns it.
+      version: number of updates applied; callers may assign it.
     """
 
     def __init__(self, value: np.ndarray, rule: UpdateRule, *, decays: np.ndarray | None = None):
@@ -57,7 +57,7 @@ class Vector:
             return self._value.numpy(), self.version
 
     def add_table(self, name: str, shape: Sequence[int], *, decays: bool, lazily: bool) -> None:
-        """Adds rows of a table; arguments as for `Table`. It replaces an earlier one of that name."""
+        """Adds rows of a table; arguments as for `Table`. Replaces an earlier table of that name."""
         table = Table(shape, self.dtype, self._rule, decays=decays, lazily=lazily)
         with self._lock:
             self._tables[name] = table
@@ -75,7 +75,7 @@ class Vector:
             return self._variable(slot).read_value()[begin:end].numpy()
 
     def write_part(self, table: str | None, slot: str | None, begin: int, values: np.ndarray) -> None:
-        """Sets what `read_part` reads; the parts of a vector in order. The last one sets it.
+        """Sets what `read_part` reads. Parts of a vector must come in order; the last one assigns the whole.
 
         An assignment to a slice would make each later read of the variable copy it.
         """
@@ -121,7 +121,7 @@ class Vector:
           The staleness: the number of other updates applied since version `since`.
 
         Raises:
-          Refused: the gradient has another length than the value, or is of other tables or rows; nothing changed.
+          Refused: the gradient has another length than the value, or other tables or rows; nothing is changed.
         """
         with self._lock:
             self._check(gradient, rows)
@@ -164,7 +164,7 @@ class Store:
         self._lock = threading.Lock()
 
     def init(self, key: str, value: np.ndarray, decays: np.ndarray | None = None) -> None:
-        """Makes a vector under `key`, with new slots; it replaces an earlier one.
+        """Creates a vector under `key`, with new slots; replaces an earlier one.
 
         Raises:
           UserError: the value is not a vector of floating-point numbers.

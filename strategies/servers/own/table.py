@@ -18,11 +18,11 @@ class Table:
 
     def __init__(self, shape: Sequence[int], dtype: np.dtype, rule: UpdateRule, *, decays: bool, lazily: bool):
         """Args:
-        shape: [rows, width]; they and their slots are zeros.
-        dtype: of the rows.
+        shape: [rows, width]; rows and slots start as zeros.
+        dtype: dtype of the rows.
         rule: update rule; it must work element by element.
         decays: whether the rule's weight decay applies.
-        lazily: whether an update changes no row but those with a gradient.
+        lazily: whether an update changes only the rows with a gradient.
         """
         self._rule = rule if decays else dataclasses.replace(rule, weight_decay=0.0)
         self._lazily = lazily
@@ -31,13 +31,13 @@ class Table:
             self._slots = {name: tf.Variable(tf.zeros(shape, dtype), trainable=False) for name in rule.slot_names}
 
     def read(self, ids: np.ndarray) -> np.ndarray:
-        """Copies of some rows, [n, width]; raises Refused if one is not here."""
+        """Copies of some rows, [n, width]; raises Refused if this server lacks one."""
         self.check(ids)
         with tf.device(_HOST):
             return tf.gather(self._value, ids).numpy()
 
     def check(self, ids: np.ndarray, values: np.ndarray | None = None) -> None:
-        """Raises Refused if a row is not here, or if `values` are not one row for each id."""
+        """Raises Refused if this server lacks a row, or if `values` does not have one row for each id."""
         height, width = self._value.shape
         if values is not None and values.shape != (len(ids), width):
             raise Refused(f"rows of shape {list(values.shape)} for {len(ids)} ids of a table of width {width}")

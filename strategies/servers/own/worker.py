@@ -44,14 +44,15 @@ class Pulled:
 
     Attributes:
       step: index of the step.
-      done: number of steps that were done when the step was handed out.
-      part: synchronous: which part of the step's batch to compute, this worker's or that of a lost one; else 0.
-      lease: number of the step's ticket, or of the lease of the part.
+      done: number of steps that were done when this step was assigned.
+      part: for synchronous steps, the index of the part of the batch to compute, this worker's or a lost one's;
+        else 0.
+      lease: number of the step's ticket, or of the part's lease.
       version: version of server 0's piece.
       parameters: the whole vector of the parameters that are not tables.
-      rows: of each matrix of tables the rows that the batches name: ids, and values [n, width].
-      state: the model's state but its frozen weights, as one vector.
-      batches: what this worker computes, one batch for each microbatch.
+      rows: for each matrix of tables the rows that the batches name: ids, and values [n, width].
+      state: the model's state without the frozen weights, as one vector.
+      batches: the batches that this worker computes, one for each microbatch.
       input_seconds: seconds that it waited for the batches.
     """
 
@@ -97,15 +98,15 @@ class Worker:
         self._task, self._engine, self._group, self._layout = task, engine, group, layout
         self._options, self._rank, self._num_workers = options, rank, num_workers
         self._stop_asked, self._before_step = stop_asked, before_step
-        # For each part of the batches that this worker has computed.
+        # By index of the part, a reader for each part that this worker has computed.
         self._readers: dict[int, BatchReader] = {}
         # Number of server 0's decisions that this worker has passed on to all other servers.
         self._settled = 0
-        # The start of the chief whose frozen weights the engine has.
+        # Number of the chief's start that set the frozen weights which the engine has.
         self._frozen_of: int | None = None
 
     def join(self, settings: Mapping[str, Plain]) -> None:
-        """Says what this worker was started with; waits until the chief has started the run.
+        """Sends this worker's settings, and waits until the chief has started the run.
 
         Raises:
           UserError: a worker was started with other settings than the chief.
@@ -132,7 +133,7 @@ class Worker:
             while not isinstance(pulled, str):
                 following = ahead.submit(self._pull, finished)
                 computed = None if pulled is None else self._compute(pulled)
-                # Pushes use the same connections as pulls, so the pull must have ended.
+                # Pushes use the same connections as pulls, so the prefetched pull must have ended.
                 following = following.result()
                 finished = [] if computed is None else self._push(pulled, *computed)
                 pulled = following
@@ -142,7 +143,7 @@ class Worker:
         """The next step's values; or how the run ended; or None if no step may begin yet.
 
         Args:
-          finished: the `finish` request of an earlier step, or nothing; it is sent in one go with the `begin`.
+          finished: the `finish` request of an earlier step, or empty; it is sent together with `begin`.
         """
         begin = {
             "ask": "begin",
@@ -226,9 +227,9 @@ class Worker:
         }
 
     def _push(self, pulled: Pulled, computed: Computed, figures: Mapping) -> list[Content]:
-        """Sends the gradient to all servers but server 0, and returns the request that server 0 is to get.
+        """Sends the gradient to all servers except server 0, and returns the request for server 0.
 
-        Server 0 decides, so it gets its piece when the other servers have theirs.
+        Server 0 decides, so it gets its piece after the other servers have theirs.
         """
         step = pulled.step
         if self._options.backup_workers:
@@ -249,7 +250,7 @@ class Worker:
             elsewhere = {
                 server: ({}, self._gradient_of(server, computed)) for server in range(1, len(self._group.servers))
             }
-        # If server 0 has closed the connection, it has given the step to another worker.
+        # If server 0 has closed the connection, it has assigned the step to another worker.
         self._group.check(0)
         self._group.ask_each("hold" if self._options.is_sync else "stage", elsewhere, **shared)
         finish = {
@@ -264,7 +265,7 @@ class Worker:
         return [(finish, [computed.state_change, *self._gradient_of(0, computed)])]
 
     def _batch_of(self, index: int, part: int) -> tuple[Batch, ...]:
-        """What this worker computes of a batch: one batch for each microbatch."""
+        """This worker's part of a batch: one batch for each microbatch."""
         if part not in self._readers:
             # Synchronous: a part of each step's batch. Asynchronous: whole batches, in turns.
             stride = 1 if self._options.is_sync else self._num_workers

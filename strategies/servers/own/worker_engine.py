@@ -19,10 +19,10 @@ class Computed:
     """What a worker computed from its batch.
 
     Attributes:
-      gradient: the mean, clipped; or the SUM, if servers average the gradients of several workers. In the wire's
-        precision. Of the vector of all parameters that are not tables.
-      rows: likewise, of each matrix of tables: ids of rows, each once, and gradients [n, width].
-      state_change: float64, the change of all state but the frozen weights; weighted like the gradient.
+      gradient: gradient of the vector of all parameters that are not tables, in the wire's precision: the clipped
+        mean, or the SUM if servers average the gradients of several workers.
+      rows: the same for each matrix of tables: ids of rows, each once, and gradients [n, width].
+      state_change: float64, the change of all state except the frozen weights, weighted like the gradient.
       weight: weight of the loss.
       sums: (total, weight) of 'loss' and of each metric.
       norm: norm of this worker's mean gradient, before clipping.
@@ -53,7 +53,7 @@ class WorkerEngine:
         self._model = model
         self.options, self.tower, self.layout = self.graph.options, self.graph.tower, self.graph.layout
         self._sends_sums, self._frozen = sends_sums, []
-        # The number of a table's rows differs in each step: the second one makes it an open dimension.
+        # The number of a table's rows differs in each step: the second trace makes it an open dimension.
         has_tables = bool(self.layout.tables)
 
         def graph_of(function):
@@ -79,7 +79,7 @@ class WorkerEngine:
             raise user_error_in(error) or error from error
 
     def set_frozen(self, weights: Sequence[np.ndarray]) -> None:
-        """The frozen weights, in the model's order, with which steps are computed from now on."""
+        """Sets the frozen weights, in the model's order, for all later steps."""
         self._frozen = [tf.constant(weight) for weight in weights]
 
     def compute(
@@ -96,12 +96,12 @@ class WorkerEngine:
         Args:
           step, part: index of the step, and of its batch's part; random numbers are derived from both.
           parameters: all parameters that are not tables, as one vector.
-          rows: of each matrix of tables the rows that `wanted` names, and their values [n, width].
-          state: all state but the frozen weights, as one vector.
+          rows: for each matrix of tables, the rows that `wanted` names and their values [n, width].
+          state: all state except the frozen weights, as one vector.
           batches: the part of each microbatch.
         """
         where = f"step {step}"
-        with tf.device(HOST):  # which cuts the vector: a GPU would get all of it and send it back
+        with tf.device(HOST):  # the host cuts the vector: a GPU would get all of it and send it back
             step, part = tf.constant(step, tf.int64), tf.constant(part, tf.int32)
             values = StepValues(
                 tf.constant(parameters),
@@ -127,8 +127,8 @@ class WorkerEngine:
     def _microbatches(self, values, step, part, first, *others) -> Outputs:
         sums = self._first_function(values, step, part, first)
         for index, batch in enumerate(others, start=1):
-            # Some microbatches of a short batch are empty. Workers that share batches take them all the same:
-            # a microbatch that is empty here may not be empty elsewhere.
+            # Some microbatches of a short batch are empty. Workers that share batches compute them nevertheless: a
+            # microbatch that is empty here may not be empty elsewhere.
             if self._sends_sums or int(batch_length(batch)) > 0:
                 sums = self._more_function(values, step, part, batch, tf.constant(index), sums)
         return self._outputs_function(values, part, sums)

@@ -35,18 +35,18 @@ def num_fused(model: keras.Model) -> int:
 
 
 def num_compiled(model: keras.Model, *, beside_fused: bool) -> int:
-    """Number of the model's batch norms that run on the compiled kernel inside a tower, where it is enabled.
+    """Number of the model's batch norms that run on the compiled kernel inside a tower, if that kernel is enabled.
 
     Args:
       model: any model.
-      beside_fused: whether others run on the fused kernel, with an exchange.
+      beside_fused: whether the fused kernel is enabled too, with an exchange, and runs the other layers.
     """
     layers = batch_norm_layers(model)
     return sum(_has_stock_call(layer) and _gets_compiled(layer, beside_fused) for layer in layers)
 
 
 def check_synchronized(model: keras.Model, *, batch_stats: str, num_towers: int) -> None:
-    """Raises UserError if a layer asks for the statistics of the whole batch, and towers would use their parts'.
+    """Raises UserError if a layer asks for the statistics of the whole batch but each tower would use its part's.
 
     Args:
       model: any model.
@@ -71,19 +71,19 @@ def fused_calls(
     fused_by_given: bool = True,
     compiled: bool = False,
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, attribute, function) for each of the model's batch norms that gets another call.
+    """(layer, attribute, replacement) for each of the model's batch norms whose call is replaced.
 
     Args:
       model: any model.
       exchange: sums statistics over the towers; None for statistics of the tower's own examples.
       weight: float32 scalar; 0 excludes this tower's examples from exchanged statistics.
       fused: use TensorFlow's fused kernel.
-      fused_by_given: use it also with moments that are not the inputs' own.
+      fused_by_given: use the fused kernel also with moments that are not the inputs' own.
       compiled: use the compiled kernel where it pays: with an exchange, or in place of the fused one.
 
     Raises:
-      UserError: statistics are exchanged, and a layer's own arithmetic does not allow it: renorm, a subclass,
-        weights in 16 bits.
+      UserError: statistics are exchanged, but a layer does not allow it: renorm, a subclass, or weights in 16
+        bits.
     """
     exchanges = exchange is not None
     kernel_of = functools.partial(
@@ -115,7 +115,7 @@ def _has_stock_call(layer) -> bool:
 
 
 def _gets_fused(layer) -> bool:
-    """Whether the inputs that the layer was built with suit the fused kernel; `_kernel` decides at each call."""
+    """Whether the fused kernel takes inputs like those of the layer's build; `_kernel` decides at each call."""
     # A layer that the model does not call is not built.
     if not layer.built or layer.compute_dtype == "float64":
         return False
@@ -142,8 +142,8 @@ def _kernel(
 ) -> FusedKernel | PlainOperations:
     """The fastest of the kernels that are enabled, for inputs with channels at dimension `axis`.
 
-    By itself the fused kernel is the fastest where it is enabled. Where towers exchange moments and sums, it can't
-    be cut, so it runs twice, forward and backward.
+    Without an exchange the fused kernel is the fastest where it is enabled. Where towers exchange moments and
+    sums, it can't be split in two, so it runs twice, forward and backward.
     """
     may_compile = compiled and (exchanges or not fused)
     if may_compile and takes_compiled(inputs.shape, inputs.dtype, axis, beside_fused=fused):
@@ -155,7 +155,7 @@ def _kernel(
 
 
 def _call(layer, exchange, weight, kernel_of, inputs, training=None, mask=None):
-    """The layer's call: features may be integers, and without autocast inputs of any precision come."""
+    """The layer's call. Features may be integers; without autocast, inputs may have any precision."""
     if inputs.dtype != layer.compute_dtype:
         # As Keras, which casts all inputs.
         inputs = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))

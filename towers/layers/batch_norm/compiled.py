@@ -1,10 +1,10 @@
 """Batch norm on one thread of a CPU in compiled loops: with AVX2 alone, and where towers exchange statistics.
 
 The loops are those of `batch_norm/loops.py`, which has their times: over the inputs for the means, for the
-variances and for the outputs; backward for the sums and for the inputs' gradient. A ReLU behind is part of them
-(`compiled_relu.py`). With AVX2 alone oneDNN's forward pass takes 5 to 9 ns an element on older CPUs, and the
-loops 1.3 to 1.7. In float32 the gradients stay the fused kernel's, unless they come through a ReLU: a step of
-ResNet-20 takes 0.97 of its CPU time with those in loops (three rounds in turn; AVX2 imitated on an AMD EPYC,
+variances and for the outputs; backward for the sums and for the inputs' gradient. A ReLU that follows is part of
+these loops (`compiled_relu.py`). With AVX2 alone oneDNN's forward pass takes 5 to 9 ns an element on older CPUs,
+and the loops 1.3 to 1.7. In float32 the gradients stay the fused kernel's, unless they come through a ReLU: a step
+of ResNet-20 takes 0.97 of its CPU time with those in loops (three rounds in turn; AVX2 imitated on an AMD EPYC,
 Zen 5).
 
 With exchanged statistics both passes are compiled, also with AVX-512: the fused kernel would run twice, forward
@@ -21,8 +21,8 @@ time with ResNet-20 (ten alternations: 1,341 and 1,096 ms), 0.96 with `cifar_fas
 two threads the largest shape takes 4.1 ms by the clock, Keras's 10.3; more were not measured, and XLA's loops
 share little of the work. The forecast of memory is within 0.01% (ResNet-20, two towers of 64 images).
 
-XLA compiles once for each shape and device, in 0.15 s: for the usual batch, for a last, short one, and for
-those of an evaluation. A batch norm can't be padded, and masks would cost a pass.
+XLA compiles once for each shape and device, in 0.15 s: for the usual batch, a short last batch, and the batches of
+an evaluation. A batch norm can't be padded, and masks would cost a pass.
 
 Tried, and did not pay: a whole batch norm in one compiled function, with barriers between its loops: a step of
 ResNet-20 (batch 128) takes 425 to 438 CPU ms instead of 402 to 410, a first step 7.1 to 7.3 s instead of 6.8 to
@@ -45,10 +45,10 @@ from towers.layers.batch_norm.kernels import FusedKernel, Moments, num_values, w
 from towers.layers.batch_norm.loops import BatchNormLoops, Scaling
 from towers.layers.made_tensors import made_by, note, passes_on
 
-# In smaller examples Keras's operations are as fast.
+# For smaller examples Keras's operations are as fast.
 FEWEST_ELEMENTS = 512
 
-# In smaller examples the fused kernel is as fast, also where statistics are exchanged and it runs twice.
+# For smaller examples the fused kernel is as fast, even where statistics are exchanged and it runs twice.
 FEWEST_BESIDE_FUSED = 4096
 
 
@@ -56,8 +56,8 @@ class Normalized(NamedTuple):
     """What made the outputs of a compiled batch norm.
 
     Attributes:
-      inputs: [N, ..., C], which get the outputs' gradient as it is.
-      scaling: of the inputs.
+      inputs: [N, ..., C]; they get the outputs' gradient unchanged.
+      scaling: scaling of the inputs.
     """
 
     inputs: tf.Tensor
@@ -65,10 +65,10 @@ class Normalized(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """What made a gradient that came through a ReLU of nothing but a compiled batch norm's outputs.
+    """What made a gradient that came through a ReLU whose only input was a compiled batch norm's outputs.
 
     Attributes:
-      gradient: of the ReLU's outputs.
+      gradient: gradient of the ReLU's outputs.
       by: what made the ReLU's inputs; the gradient is 0 where they are not positive.
     """
 
@@ -99,7 +99,7 @@ class CompiledKernel(FusedKernel):
         return self.outputs(inputs, moments, gamma, beta), moments
 
     def moments(self, inputs):
-        """The inputs' own: two passes lose no digits where the mean is large.
+        """The inputs' own moments, in two passes, which lose no digits where the mean is large.
 
         Each pass sums an example's rows first and then the examples, so that few numbers round off in one sum.
         """
@@ -129,13 +129,13 @@ class CompiledKernel(FusedKernel):
 
 
 def _scaled(inputs: tf.Tensor, scaling: Scaling) -> tf.Tensor:
-    """The inputs scaled, whose gradient is passed on to them. A ReLU behind may compute more in one loop."""
+    """The scaled inputs; their gradient is passed on to the inputs. A ReLU that follows may join this loop."""
     outputs = with_gradient_passed_on(lambda x: BatchNormLoops(x).scaled(scaling), inputs)
     return note(outputs, Normalized(inputs, scaling))
 
 
 def _upstream_of(inputs, upstream) -> tuple[tf.Tensor, Scaling | None]:
-    """The upstream gradient of these inputs' batch norm, and what masks it, if it comes through a ReLU behind."""
+    """The upstream gradient of these inputs' batch norm, and its mask if a ReLU follows."""
     made = made_by(upstream)
     if isinstance(made, Masked) and passes_on(made.by.inputs, inputs):
         return tf.reshape(made.gradient, tf.shape(inputs)), made.by.scaling
@@ -145,11 +145,12 @@ def _upstream_of(inputs, upstream) -> tuple[tf.Tensor, Scaling | None]:
 def takes_compiled(
     shape: Sequence[int | None], dtype: tf.DType | str, axis: int, *, beside_fused: bool = False
 ) -> bool:
-    """Whether the compiled kernel takes such inputs with channels at dimension `axis`, and pays.
+    """Whether the compiled kernel takes inputs of this shape, channels at dimension `axis`, and is faster.
 
     Otherwise they go to Keras's operations, or, `beside_fused`, to the fused kernel, which would run twice.
 
-    Dimensions that vary beside the examples', as the length of sequences, would compile too many programs.
+    Where other dimensions than the examples' vary, like the length of sequences, XLA would compile too many
+    programs.
     """
     if len(shape) < 3 or axis != len(shape) - 1 or tf.as_dtype(dtype) == tf.float64:
         return False
@@ -161,7 +162,7 @@ def takes_compiled(
 def beats_fused(shape: Sequence[int | None], dtype: tf.DType | str) -> bool:
     """Whether the compiled kernel, where it takes such inputs, is faster than the fused one, which runs twice.
 
-    oneDNN takes 16 channels at a time, and three to six times as long if some are left.
+    oneDNN computes 16 channels at a time, and takes three to six times as long if 16 does not divide their number.
     """
     if math.prod(shape[1:]) >= FEWEST_BESIDE_FUSED:
         return True

@@ -1,4 +1,4 @@
-"""Kernels of batch norm: moments, normalised values and gradients, each of one tower's examples."""
+"""Kernels of batch norm: moments, normalised values and gradients of one tower's examples."""
 
 import abc
 import math
@@ -27,35 +27,35 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def moments(self, inputs) -> Moments:
-        """The inputs' own."""
+        """The inputs' own moments."""
 
     @abc.abstractmethod
     def normalized(self, inputs, moments: Moments, gamma, beta) -> tf.Tensor:
         """gamma * xhat + beta, in the inputs' dtype."""
 
     def outputs(self, inputs, moments: Moments, gamma, beta) -> tf.Tensor:
-        """As `normalized`, but with the gradient of the outputs for that of the inputs, and none for the others.
+        """As `normalized`, but passes the outputs' gradient unchanged to `inputs`, and none to the others.
 
-        For outputs of a batch norm whose gradients follow in one piece, behind `inputs`.
+        For a batch norm with one function for all its gradients, which takes the gradient of `inputs`.
         """
         return with_gradient_passed_on(lambda x: self.normalized(x, moments, gamma, beta), inputs)
 
     @abc.abstractmethod
     def gradients(self, inputs, moments: Moments, gamma, upstream) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Those of `normalized` by inputs, gamma and beta, if the moments don't depend on the inputs."""
+        """The gradients of `normalized` by inputs, gamma and beta, if the moments don't depend on the inputs."""
 
     def synced_gradients(
         self, inputs, moments: Moments, gamma, upstream, mean_of_all: Callable[[tf.Tensor], tf.Tensor]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Those by inputs, gamma and beta, if the moments are those of all towers' examples.
+        """The gradients by inputs, gamma and beta, if the moments are those of all towers' examples.
 
         Args:
-          mean_of_all: from a tower's sums [2, C] to the means of all towers' examples; zeros on a tower whose
+          mean_of_all: maps a tower's sums [2, C] to the means over all towers' examples; to zeros on a tower whose
             examples are not in the moments.
         """
         of_inputs, of_gamma, of_beta = self.gradients(inputs, moments, gamma, upstream)
         means = mean_of_all(tf.stack([of_gamma, of_beta]))
-        # What comes through the moments is a batch norm of the inputs too, with another scale and offset.
+        # The gradient through the moments is a batch norm of the inputs too, with another scale and offset.
         factors = gamma * tf.math.rsqrt(moments.variance + self.epsilon) * means
         through_moments = self.normalized(inputs, moments, factors[0], factors[1])
         return of_inputs - through_moments, of_gamma, of_beta
@@ -65,7 +65,7 @@ class FusedKernel(Kernel):
     """TensorFlow's fused batch norm of [N, ..., C] in float32, bfloat16 or float16."""
 
     def trained(self, inputs, gamma, beta) -> tuple[tf.Tensor, Moments]:
-        """The inputs normalised by their own moments, and these."""
+        """The inputs normalised by their own moments, and these moments."""
         image = _as_image(inputs)
         outputs, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
             x=image, scale=gamma, offset=beta, mean=[], variance=[], epsilon=self.epsilon, is_training=True
@@ -76,7 +76,7 @@ class FusedKernel(Kernel):
         return _in_shape_of(inputs, outputs), Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
 
     def moments(self, inputs):
-        # The normalised inputs are not used; sums by other kernels take longer.
+        # Only the moments of the result are used; sums by other kernels take longer.
         ones = tf.ones([inputs.shape[-1]])
         return self.trained(inputs, ones, ones)[1]
 
@@ -112,7 +112,7 @@ class FusedKernel(Kernel):
 
 
 class PlainOperations(Kernel):
-    """The same for float64 and for channels at any dimension, which the fused kernel does not take."""
+    """Batch norm for what the fused kernel does not take: float64, and channels at any dimension."""
 
     def __init__(self, epsilon: float, axis: int, rank: int):
         super().__init__(epsilon)
@@ -142,9 +142,9 @@ class PlainOperations(Kernel):
 
 
 def with_gradient_passed_on(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """The function's value, whose gradient is given to x as it is.
+    """function(x), whose gradient is passed to x unchanged.
 
-    Nothing but its outputs needs the value, so the graph loses it where these are not used.
+    No gradient needs the value, so the graph drops it where it is not used.
     """
 
     @tf.custom_gradient
@@ -175,10 +175,10 @@ def _as_image(inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _in_shape_of(inputs: tf.Tensor, image: tf.Tensor) -> tf.Tensor:
-    """The inverse of `_as_image`, for what was computed from the inputs."""
+    """The inverse of `_as_image`: what was computed from the inputs, in their shape."""
     return image if inputs.shape.rank == 4 else tf.reshape(image, tf.shape(inputs))
 
 
 def wide(values: tf.Tensor) -> tf.Tensor:
-    """In float32, or float64 as they are."""
+    """The values in float32; float64 stays."""
     return values if values.dtype == tf.float64 else tf.cast(values, tf.float32)

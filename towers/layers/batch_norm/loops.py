@@ -1,8 +1,8 @@
 """Loops of batch norm over a tensor [N, ..., C] that XLA compiles for one thread of a CPU.
 
-Where inputs come from memory a loop takes as long as what it reads and writes. So a ReLU behind the batch norm,
-with the sum that it is of, is part of the loop that writes the outputs, and its mask, which the inputs tell, of
-those that read the gradient. All sums are taken while their tensors are read once.
+Where inputs come from memory, reading and writing determine a loop's time. So a ReLU that follows the batch norm,
+with an addition before it, is part of the loop that writes the outputs. Its mask, computed from the inputs, is
+part of the loops that read the gradient. All sums are taken in one pass over their tensors.
 
 CPU ms of a loop over 128x32x32x16, one thread, and of TensorFlow's kernels (AMD EPYC, Zen 5; AVX2 imitated
 there; the fused kernel forward: moments and outputs, which the loops compute apart):
@@ -39,14 +39,14 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the one way to operati
 from towers.layers.batch_norm.kernels import wide
 from towers.layers.bfloat16_pairs import rounded, widened
 
-# Numbers in a row of a loop for each number. Of 128x32x32x16 normalising takes 0.38 ms in rows of 512 numbers and
+# Fewest numbers in a row of an elementwise loop. Normalising 128x32x32x16 takes 0.38 ms in rows of 512 numbers and
 # 0.65 in rows of 2,048, the gradient of the inputs 0.50 and 0.86 (bfloat16, AMD EPYC, Zen 5); in rows of 16 up to
 # twice as long as in rows of 512.
 _FEWEST_IN_ROW = 512
-# The same for sums, and the most rows, which are summed side by side. Rows that follow each other are short: those
-# that lie 4 KiB apart push each other out of the nearest cache. XLA does not unroll more rows. Masked sums of
-# 128x32x32x16 in bfloat16 take 0.5 ms in 8 rows of 32 numbers, 0.6 in 4, 1.9 in 16, and 0.8 in 8 rows of 2,048
-# (AMD EPYC, Zen 4).
+# The same for loops that sum, and the largest number of rows, which are summed side by side. Consecutive rows are
+# short: rows that lie 4 KiB apart evict each other from the nearest cache. XLA does not unroll more rows. Masked
+# sums of 128x32x32x16 in bfloat16 take 0.5 ms in 8 rows of 32 numbers, 0.6 in 4, 1.9 in 16, and 0.8 in 8 rows of
+# 2,048 (AMD EPYC, Zen 4).
 _FEWEST_IN_SUMMED_ROW = 32
 _MOST_ROWS, _MOST_ROWS_OF_ONE_TENSOR = 8, 16
 
@@ -66,11 +66,11 @@ class BatchNormLoops:
         self._inputs = inputs
         *positions, self._channels = inputs.shape[1:]
         self._positions = math.prod(positions)
-        # Words of two numbers.
+        # Whether loops read words of two numbers.
         self._are_pairs = inputs.dtype == tf.bfloat16 and self._channels % 2 == 0
 
     def sums(self) -> tf.Tensor:
-        """[C]."""
+        """Sums of x: [C]."""
         (found,) = self._summed(_itself, [], [])
         return found
 
@@ -80,11 +80,11 @@ class BatchNormLoops:
         return found
 
     def scaled(self, scaling: Scaling) -> tf.Tensor:
-        """In the inputs' shape and dtype."""
+        """The inputs scaled, in their shape and dtype."""
         return self._each(_scaled, [], scaling)
 
     def with_gradient_of_scaled(self, scaling: Scaling) -> tf.Tensor:
-        """The inputs, whose gradient must be that of the scaled ones, and becomes that of inputs and vectors."""
+        """The inputs; an upstream gradient of the scaled inputs becomes the gradient of the inputs and vectors."""
         return _with_gradient(lambda x, *_: tf.identity(x), self._plain(_scaled))(self._inputs, *scaling)
 
     def positive(self, scaling: Scaling, *addends: tf.Tensor) -> tf.Tensor:
@@ -94,7 +94,7 @@ class BatchNormLoops:
     def gradient_sums(
         self, upstream: tf.Tensor, mean: tf.Tensor, mask: Scaling | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sums of g * (x - mean) and of g, the upstream gradient: [C] each.
+        """Sums of g * (x - mean) and of g, where g is the upstream gradient: [C] each.
 
         Args:
           upstream: in the inputs' shape and dtype.
@@ -117,7 +117,7 @@ class BatchNormLoops:
         return self._each(_masked_gradient, [upstream], [*slope, factor, mask.offset])
 
     def _each(self, formula, others, vectors) -> tf.Tensor:
-        """The formula for each number, in the inputs' shape and dtype."""
+        """Applies the formula to each number; the result has the inputs' shape and dtype."""
         pixels = pixels_in_row(self._positions, self._channels)
 
         def by_loop(*arguments):
@@ -169,8 +169,8 @@ class BatchNormLoops:
         num_parts = 2 if self._are_pairs else 1
         num_examples = tf.shape(self._inputs)[0]
         pixels, channels = self._positions // rows, self._channels // num_parts
-        # A product sums [128, 2048] in 0.01 ms, TensorFlow's sum in 0.06 (AMD EPYC, Zen 5). XLA would put it into
-        # the loop, which then takes several times as long.
+        # A matrix product sums [128, 2048] in 0.01 ms, TensorFlow's sum in 0.06 (AMD EPYC, Zen 5). XLA would put
+        # the sum into the loop, which would then take several times as long.
         ones = tf.ones([1, num_examples])
         of_examples = [tf.matmul(ones, tf.reshape(one, [num_examples, pixels * channels])) for one in of_blocks]
         in_pixels = tf.reshape(tf.stack(of_examples), [num_parts, -1, pixels, channels])
@@ -179,7 +179,7 @@ class BatchNormLoops:
 
 
 def _with_gradient(by_loop: Callable, plain: Callable) -> Callable:
-    """`by_loop` with the gradient of `plain`, TensorFlow's operations for the same. Words have no gradient."""
+    """`by_loop` with the gradient of `plain`, the same in TensorFlow's operations. Words have no gradient."""
 
     @tf.custom_gradient
     def computed(*arguments):
@@ -198,9 +198,9 @@ def pixels_in_row(positions: int, channels: int, fewest_numbers: int = _FEWEST_I
     """The number of neighbouring positions whose channels are a row of a loop.
 
     Args:
-      positions: of an example, such as its pixels; a multiple of the result.
-      channels: of a position.
-      fewest_numbers: in a row, if the example has as many.
+      positions: number of positions of an example, such as its pixels; a multiple of the result.
+      channels: number of channels of a position.
+      fewest_numbers: minimum length of a row, if the example has as many numbers.
     """
     divisors = (count for count in range(1, positions + 1) if positions % count == 0)
     return next((count for count in divisors if count * channels >= fewest_numbers), positions)
@@ -212,7 +212,7 @@ def rows_of_sum(positions: int, channels: int, most_rows: int) -> tuple[int, int
     return rows, pixels_in_row(positions // rows, channels, _FEWEST_IN_SUMMED_ROW)
 
 
-# Formulas: of float32 tensors in one shape, and vectors along its last dimension.
+# Formulas. Arguments: float32 tensors of one shape, then vectors along its last dimension.
 
 
 def _itself(x):
@@ -252,7 +252,8 @@ def _gradient(x, g, mean, slope, offset, factor):
 
 
 def _masked_gradient(x, g, mean, slope, offset, factor, offset_of_mask):
-    # With g itself behind the condition, LLVM loads it only once that is known: 1.1 to 1.2 ms instead of 0.8.
+    # With g itself in the condition's branch, LLVM loads it only once the condition is known: 1.1 to 1.2 ms
+    # instead of 0.8.
     through_moments = _scaled(x, mean, slope, offset)
     return tf.where(_scaled(x, mean, factor, offset_of_mask) > 0, g * factor - through_moments, -through_moments)
 
@@ -265,11 +266,12 @@ def _compiled_loop(
 
     Args:
       formula: one of those above.
-      dtype: of the numbers.
-      are_pairs: rows are words of two numbers, whose first and second ones are a part each; otherwise a row is.
+      dtype: dtype of the numbers.
+      are_pairs: whether rows are words of two numbers. The first and the second numbers are then a part each;
+        otherwise a row is one part.
       num_tensors, num_vectors: the formula's arguments.
-      sums: it returns [blocks, numbers], the rows' sums, of each of the formula's results, for each part in turn;
-        otherwise the formula's only result.
+      sums: whether it returns the rows' sums [blocks, numbers] of each of the formula's results, for each part in
+        turn; otherwise it returns the formula's only result.
     """
 
     def parts(rows):
@@ -293,9 +295,9 @@ def _compiled_loop(
 
 
 def _sums_of_rows(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """The sums of [blocks, rows, numbers] over the rows, all in one loop, which reads what they are made of once.
+    """The sums of [blocks, rows, numbers] over the rows, all in one loop, which reads its inputs once.
 
-    XLA makes a loop of each of its own sums, and keeps in memory what two of them read.
+    XLA's own sums would become a loop each, and what two of them read would be kept in memory.
     """
     if len(tensors) == 1:
         return [tf.reduce_sum(tensors[0], 1)]

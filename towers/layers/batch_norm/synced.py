@@ -9,7 +9,7 @@ normalised inputs, N the number of all examples (times positions) and s = gamma 
     dbeta = sum(dy)    dgamma = sum(dy * xhat)    dx = s * dy - s * (dbeta + xhat * dgamma) / N
 
 The fused kernel runs on every device and for any number of images. For 128 images of 32x32x16 on one thread
-`EuclideanNorm` and `BiasAddGrad` find the moments in 1.6 ms, the fused kernel, whose output is dropped, in 1.5.
+`EuclideanNorm` and `BiasAddGrad` compute the moments in 1.6 ms, the fused kernel, whose output is dropped, in 1.5.
 Towers of one thread of a CPU run compiled loops instead (`batch_norm/compiled.py`).
 """
 
@@ -29,12 +29,12 @@ def synced_batch_norm(
     exchange: TowerExchange,
     weight: tf.Tensor | None,
 ) -> tuple[tf.Tensor, Moments]:
-    """The inputs normalised by the moments of all towers' examples, and these.
+    """The inputs normalised by the moments of all towers' examples, and these moments.
 
     Args:
       inputs: the tower's examples, channels at dimension `axis`.
-      gamma, beta: [C], in the moments' dtype.
-      axis: not negative.
+      gamma, beta: [C], in the dtype of the moments.
+      axis: dimension of the channels, not negative.
       kernel: computes each tower's part; its epsilon is added to the variance.
       exchange: sums over the towers.
       weight: scalar; a tower of weight 0 adds nothing to any sum. Other weights count as 1, as does None.
@@ -44,7 +44,7 @@ def synced_batch_norm(
 
     @tf.custom_gradient
     def share_moments(inputs, gamma, beta):
-        """The inputs, which get the outputs' gradient, and the moments of all."""
+        """The inputs, which get the outputs' gradient, and the moments of all towers' examples."""
         own_count = weight * tf.cast(num_values(inputs, axis), dtype)
         count, moments = _of_all_towers(own_count, kernel.moments(inputs), exchange)
 
@@ -70,7 +70,7 @@ def _of_all_towers(own_count, own: Moments, exchange: TowerExchange) -> tuple[tf
     """
     mean, variance, count = (tf.cast(value, tf.float64) for value in (*own, own_count))
     summed = exchange.sum(tf.concat([[count], count * mean, count * (variance + tf.square(mean))], 0))
-    # In a microbatch all towers may be idle.
+    # All towers may be idle in a microbatch.
     total = tf.maximum(summed[0], 1)
     mean, square = tf.unstack(tf.reshape(summed[1:] / total, [2, -1]))
     variance = tf.maximum(square - tf.square(mean), 0)

@@ -11,11 +11,11 @@ which is a convolution of one image, whose columns are the channels of one pixel
     g [N, h, w, K] --> [h, w, N, K] ----+
 
 oneDNN computes the gradient of a kernel at half the rate of a convolution or less. This is a convolution with long
-rows for any number of examples. (With C images instead of one the rows have three results: at 8x8x64 that took as
-long as oneDNN's gradient.)
+rows for any number of examples. (With C images instead of one, rows would have three results: at 8x8x64 that took
+as long as oneDNN's gradient.)
 
-Milliseconds, so and by oneDNN, new layouts included (AMD EPYC, Zen 5, bfloat16, one thread; medians of nine in
-turn or the least):
+Milliseconds by this method and by oneDNN, changes of layout included (AMD EPYC, Zen 5, bfloat16, one thread;
+medians of nine in turn or the least):
 
     examples   8            32           128          more              128, two threads
     32x32x16   0.35, 0.31   0.88, 0.62   3.69, 2.35                     3.35, 2.08   off
@@ -39,7 +39,7 @@ parts that the cache holds: 512 of 15x15x64 to 256 take 111 ms at once, 80 in pa
 A step in bfloat16 takes 0.97 to 0.98 of its CPU time with ResNet-20 (batch 256), 0.85 with `cifar_fast` (1,024),
 0.79 with VGG-16 (128), and there in float32 0.91 (two towers, three or two rounds in turn, the same CPU).
 
-In bfloat16 the inputs are transposed as words (`transposed_pairs.py`), which the figures above are not: 128 of
+In bfloat16 the inputs are now transposed as words (`transposed_pairs.py`), unlike in the figures above: 128 of
 8x8x64 take 2.7 instead of 3.0 ms (oneDNN 4.3), of 16x16x32 with stride 2 1.7 instead of 2.5 (2.9), a step of
 ResNet-20 0.95 to 1.01 of its CPU time (AMD EPYC, Zen 4, four rounds in turn). Of 16x16x32 with stride 1 they take
 3.2, by oneDNN 3.6, but a step with them takes 0.98 to 1.03 of the time (six rounds), so they stay oneDNN's.
@@ -64,14 +64,14 @@ two threads by the clock, medians of nine in turn):
     14x14x256  4.4, 4.2     9.9, 14      44, 53       169, 212     28, 28
     2x2x512    1.6, 6.7     1.9, 18      3.9, 69      16, 236      2.8, 41
 
-There images lay side by side before, with zeros between them, in rows of 32 pixels: 128 of 7x7x256 took 15 ms,
-now 13, of 3x3x256 4.8, now 2.4. ResNet-20 trains at 1.02 times the rate that it had so, `cifar_fast` at 1.03,
+An earlier version had images side by side in rows of 32 pixels, with zeros between them: 128 of 7x7x256 took 15
+ms, now 13, of 3x3x256 4.8, now 2.4. ResNet-20 trains at 1.02 times the rate of that version, `cifar_fast` at 1.03,
 VGG-16 at 1.17.
 
-In bfloat16 oneDNN's gradient has numbers that it did not compute, if outputs are one column wide, with a stride of
-two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512, with and without AMX). There this
-one is used for any number of channels; even kernels, which are affected over images one column wide, keep
-oneDNN's.
+In bfloat16 oneDNN leaves numbers of the gradient uninitialized if outputs are one column wide and the stride is
+two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512, with and without AMX). In this case
+our gradient is used for any number of channels; kernels of even size, which are affected over images one column
+wide, keep oneDNN's.
 
 Tried, and no faster: edges of zeros by the convolution itself, pairs of a row's numbers transposed as float32,
 parts of a few rows of pixels.
@@ -98,9 +98,9 @@ from towers.task import Batch
 
 
 class _Row(NamedTuple):
-    """Convolutions that gain: at least so many input and output channels, at most so many pixels of an output.
+    """Limits of convolutions that gain: fewest input and output channels, most pixels of an output.
 
-    A tower has at most so many threads, and a usual call at least so many examples.
+    Also the most threads of a tower, and the fewest examples of a usual call.
     """
 
     channels: int
@@ -119,18 +119,19 @@ _BFLOAT16_WITH_AMX = (
     _Row(256, 196),
     _Row(256, 256, threads=1),
 )
-# Of inputs and gradients that are computed at once, and the examples that their number is a multiple of.
+# Most bytes of inputs and gradients that are computed at once; their number of examples is a multiple of
+# _MULTIPLE.
 _MOST_BYTES, _MULTIPLE = 2**23, 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gate:
-    """Which convolutions' kernels have such gradients.
+    """Which convolutions compute the gradient of their kernel in this way.
 
     Attributes:
       amx: whether the CPU multiplies bfloat16 in its matrix units.
-      num_threads: of a tower; 0 if it is not known.
-      num_examples: of a usual call, by which it is computed in parts; None if it is not known.
+      num_threads: number of threads of a tower; 0 if it is not known.
+      num_examples: number of examples of a usual call, by which it is computed in parts; None if it is not known.
     """
 
     amx: bool = False
@@ -138,7 +139,7 @@ class Gate:
     num_examples: int | None = None
 
     def convolve(self, inputs: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor | None:
-        """The convolution with such a gradient; None where that doesn't pay.
+        """The convolution with such a gradient; None where that is not faster.
 
         Args:
           inputs, kernel, stride: as for `towers.layers.convolutions.replaced.Convolution`.
@@ -155,14 +156,14 @@ class Gate:
             return False
         dtype, outputs = tf.as_dtype(dtype), _outputs_of(shape, stride)
         if dtype == tf.bfloat16 and stride > 1 and outputs[1] == 1:
-            return True  # oneDNN would leave a part of the gradient as the memory was.
+            return True  # oneDNN would leave a part of the gradient uninitialized.
         fewest, pixels = min(kernel[2:]), math.prod(outputs)
         if not any(fewest >= row.channels and pixels <= row.pixels for row in self._rows(dtype)):
             return False
         return _MULTIPLE * _bytes_of_example(shape, dtype, kernel, stride) <= _MOST_BYTES
 
     def _rows(self, dtype: tf.DType) -> list[_Row]:
-        """Those for this tower's threads and examples."""
+        """The limits that apply to this tower's threads and examples."""
         in_bfloat16 = _BFLOAT16_WITH_AMX if self.amx else _BFLOAT16
         rows = {tf.float32: _FLOAT32, tf.bfloat16: in_bfloat16}.get(dtype, ())
         examples = math.inf if self.num_examples is None else self.num_examples
@@ -176,12 +177,12 @@ def _outputs_of(shape, stride) -> tuple[int, int]:
 
 
 def _bytes_of_example(shape, dtype, kernel, stride) -> int:
-    """Of its inputs and the gradient of its outputs."""
+    """Bytes of an example's inputs and of the gradient of its outputs."""
     return dtype.size * (math.prod(shape[1:]) + math.prod(_outputs_of(shape, stride)) * kernel[-1])
 
 
 def _num_parts(num_examples: int, bytes_of_example: int) -> int:
-    """The least number of parts that are small enough; up to twice as many if they are of the preferred size."""
+    """The fewest parts that fit _MOST_BYTES; up to twice as many for multiples of _MULTIPLE examples."""
     least = -(-num_examples // max(1, _MOST_BYTES // bytes_of_example))
     even = (count for count in range(least, 2 * least) if num_examples % (count * _MULTIPLE) == 0)
     return next(even, least)
@@ -192,7 +193,7 @@ def _in_parts(num_parts, inputs, kernel_shape, upstream, stride):
         return _at_once(inputs, kernel_shape, upstream, stride)
     found = []
     for index in range(num_parts):
-        # A batch of fewer examples has empty parts, for each of which an example stands in.
+        # With fewer examples than parts, some parts are empty; an example stands in for each.
         some, activity = part(Batch((inputs, upstream)), index, even_shares(num_parts))
         some_inputs, some_upstream = some.features
         of_part = tf.cast(_at_once(some_inputs, kernel_shape, some_upstream, stride), tf.float32)
@@ -219,6 +220,6 @@ def _at_once(inputs, kernel_shape, upstream, stride):
 
 
 def _edges(size: int, outputs: int, kernel: int, stride: int) -> list[int]:
-    """Zeros before and after, as TensorFlow's padding SAME has them for a kernel of at least the stride."""
+    """Numbers of zeros before and after, as in padding SAME, for a kernel at least as long as the stride."""
     both = (outputs - 1) * stride + kernel - size
     return [both // 2, both - both // 2]

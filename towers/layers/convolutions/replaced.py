@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-# Of [N, H, W, C], a kernel [height, width, C, K] and a stride: their convolution with edges of zeros, or None for
+# (images [N, H, W, C], kernel [height, width, C, K], stride) to their convolution with padding SAME, or None for
 # inputs that it doesn't take.
 Convolution = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor | None]
-# Of inputs, the kernel's shape, the gradient of the outputs and a stride: the gradient of the kernel.
+# (inputs, the kernel's shape, the gradient of the outputs, stride) to the gradient of the kernel.
 KernelGradient = Callable[[tf.Tensor, tf.TensorShape, tf.Tensor, int], tf.Tensor]
 
 
@@ -20,7 +20,7 @@ def replaced_convolutions(
 
     Args:
       model: any model.
-      kernels: the first that takes a layer's inputs computes them; if none does, Keras.
+      kernels: the first that takes a layer's inputs computes its convolution; if none does, Keras computes it.
     """
     return [
         (layer, "convolution_op", functools.partial(_convolution, layer, kernels))
@@ -34,7 +34,7 @@ def plain_convolutions(model: keras.Model) -> Iterator[keras.layers.Conv2D]:
 
 
 def with_kernel_gradient(of_kernel: KernelGradient, inputs, kernel, stride: int) -> tf.Tensor:
-    """TensorFlow's convolution whose kernel's gradient is another; gradients of gradients are TensorFlow's."""
+    """TensorFlow's convolution with `of_kernel` for the kernel's gradient; second gradients are TensorFlow's."""
     kernel = tf.convert_to_tensor(kernel, inputs.dtype)
     scope = gradient_scope()
     geometry = {"strides": [1, stride, stride, 1], "padding": "SAME"}
@@ -65,14 +65,14 @@ def with_kernel_gradient(of_kernel: KernelGradient, inputs, kernel, stride: int)
 def gradient_scope() -> str:
     """The name scope for the gradient of what is computed now, as TensorFlow names its own: by the layer.
 
-    A custom gradient's operations have no layer in their names, by which timelines tell layers apart.
+    The operations of a custom gradient would not have the layer's name, by which timelines tell layers apart.
     """
     layer = tf.get_current_name_scope()
     return f"gradient_tape/{layer}/" if layer else "gradient_tape/"
 
 
 def after(first: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors, once `first` is there."""
+    """The tensors, but not before `first` is computed."""
     with tf.control_dependencies([first]):
         return [tf.identity(tensor) for tensor in tensors]
 

@@ -17,13 +17,13 @@ def transposed(rows: tf.Tensor) -> tf.Tensor:
     """[N, M] as [M, N].
 
     Args:
-      rows: of bfloat16 or float16, M known; those of other dtypes TensorFlow transposes. Of an odd number the last
-        row gets a partner of zeros, which costs a copy of the rows and one of the result.
+      rows: bfloat16 or float16, M known; TensorFlow transposes other dtypes. If N is odd, the last row is paired
+        with zeros, which costs a copy of the rows and one of the result.
     """
     if rows.dtype.size != 2:
         return tf.transpose(rows)
     num_rows, length = tf.shape(rows)[0], rows.shape[1]
-    even = tf.pad(rows, [[0, num_rows % 2], [0, 0]])  # TensorFlow copies nothing where nothing is missing.
+    even = tf.pad(rows, [[0, num_rows % 2], [0, 0]])  # No copy if N is even.
     words = _words(tf.reshape(tf.bitcast(even, tf.uint16), [-1, 2, length]))
     numbers = tf.bitcast(tf.transpose(tf.bitcast(words, tf.float32)), rows.dtype)
     return tf.reshape(numbers, [length, -1])[:, :num_rows]
@@ -31,6 +31,6 @@ def transposed(rows: tf.Tensor) -> tf.Tensor:
 
 @tf.function(jit_compile=True, autograph=False, input_signature=[tf.TensorSpec([None, 2, None], tf.uint16)])
 def _words(pairs):
-    """[N / 2, M], whose lower halves are the first rows' numbers."""
+    """Words [N / 2, M]; the lower halves are the numbers of the first row of each pair."""
     first, second = tf.unstack(tf.cast(pairs, tf.uint32), axis=1)
     return tf.bitwise.bitwise_or(first, tf.bitwise.left_shift(second, _HALF))

@@ -8,10 +8,10 @@ takes 36 multiplications for each pair of channels, not 144:
     kernel g -----------------------> G g G'  [36, C, K] ------+
 
 The gradient of the images is the convolution of the outputs' gradient with the kernel turned by half a circle, so
-it runs the same compiled loop, if there are as many outputs as inputs. All three steps are linear, so the gradient
-of the kernel is the same products with transposed matrices, in a loop of its own. Loops go over a few images at a
-time (`winograd_loops.py`). The kernel is transformed again in the backward pass, because it has four times as many
-numbers then.
+it runs the same compiled loop, if there are as many output channels as input channels. All three steps are linear,
+so the gradient of the kernel is the same products with transposed matrices, in a loop of its own. Loops go over a
+few images at a time (`winograd_loops.py`). The kernel is transformed again in the backward pass, because it has
+four times as many numbers then.
 
 Rounding differs from a direct convolution's: results are up to 7e-6 of their norm away from exact ones (4 million
 numbers drawn from a normal distribution; a direct convolution's 3e-7).
@@ -74,20 +74,20 @@ seven in turn, an Intel Xeon with AMX, for AVX2 with CPUID masked; (-) is left o
 
 Two threads need more channels anyway, and these make up for such tiles.
 
-With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
+With many channels and few tiles the kernel's transforms are most of the work, hence the minimum number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles two loops for
 each size of images and number of channels (three if the kernel has other outputs than inputs), and for each tower,
-in 0.3 s each (Zen 3: 0.5 to 1 s). Before forward pass and gradient of the images shared one, the first step of two
-towers took 9.1 to 10.1 s instead of 6.8 to 7.9 (ResNet-20, Zen 3, three rounds in turn; VGG-16, one round, 27
-instead of 17); later steps take 0.92 to 1.05 of the CPU time that they took then (seven rounds). A short last
-batch runs the same loops, also where direct convolutions of so few examples would be faster. A step of ResNet-20
-takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99), 0.92 with AVX2 on Intel, and 0.87 on
-the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246 to 1,310 ms).
+in 0.3 s each (Zen 3: 0.5 to 1 s). Before the forward pass and the gradient of the images shared a loop, the first
+step of two towers took 9.1 to 10.1 s instead of 6.8 to 7.9 (ResNet-20, Zen 3, three rounds in turn; VGG-16, one
+round, 27 instead of 17); later steps take 0.92 to 1.05 of the CPU time that they took then (seven rounds). A short
+last batch runs the same loops, also where direct convolutions of so few examples would be faster. A step of
+ResNet-20 takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99), 0.92 with AVX2 on Intel,
+and 0.87 on the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246 to 1,310 ms).
 
 Tried, and slower: all tiles in memory between transforms and products (1.3 to 2 times the time for up to 64
 channels); transforms as sums of products with columns of the matrices (1.7 times); TensorFlow's own operations
 (8 to 17 times). Both gradients in one loop would save a transform (0.92 to 0.99 of the time), but a pipeline may
-compute them at different times, and a layer may need one only.
+compute them at different times, and a layer may need only one.
 """
 
 import dataclasses
@@ -110,11 +110,11 @@ _KERNEL_TRANSFORM = (  # G
     (1 / 24, -1 / 12, 1 / 6),
     (0, 0, 1),
 )
-# Of both of a kernel's dimensions: [36, 9].
+# The transform of both of a kernel's dimensions: [36, 9].
 _KERNEL_TRANSFORMS = np.kron(_KERNEL_TRANSFORM, _KERNEL_TRANSFORM).astype(np.float32)
-# Tiles reach over an image's edge: the multiplications left, as a part of a direct convolution's.
+# Tiles reach over an image's edge. The largest accepted ratio of their multiplications to a direct convolution's.
 _MOST_MULTIPLICATIONS = 0.4
-# Pixels of all images of a call: of fewer, the kernel's transforms are most of the work.
+# Minimum number of pixels of all images of a call: with fewer, the kernel's transforms are most of the work.
 _FEWEST_PIXELS = 512
 
 
@@ -123,10 +123,11 @@ class Gate:
     """Which convolutions are computed by this method.
 
     Attributes:
-      fewest_channels: of the inputs and of the outputs.
-      num_examples: of a usual call; None if there are always enough. Smaller calls are filled up to it, so that
-        XLA compiles nothing for them.
-      num_threads: of a tower; 0 if it is not known. `fewest_channels` is its square times that of one thread.
+      fewest_channels: minimum number of channels of the inputs and of the outputs.
+      num_examples: of a usual call; None if there are always enough. Smaller calls are padded to it, so that XLA
+        compiles nothing for them.
+      num_threads: number of threads of a tower; 0 if it is not known. `fewest_channels` is its square times that
+        for one thread.
     """
 
     fewest_channels: int
@@ -137,10 +138,11 @@ class Gate:
         """The convolution of [N, H, W, C] with [3, 3, C, K] and edges of zeros.
 
         Args:
-          inputs, kernel, stride: of any shape, dtype and length.
+          inputs, kernel, stride: any.
 
         Returns:
-          None if it does not take them; or in `tf.vectorized_map`, for which compiled loops have no form.
+          The outputs; None if this method does not take them, or in `tf.vectorized_map`, which cannot vectorize
+          compiled loops.
         """
         if not self.takes(inputs.shape, inputs.dtype, kernel.shape, stride) or _is_vectorized():
             return None
@@ -150,7 +152,7 @@ class Gate:
         return tf.ensure_shape(outputs, [*inputs.shape[:-1], kernel.shape[-1]])
 
     def num_replaced(self, model: keras.Model, *, float32_products: bool = False) -> int:
-        """The number of the model's layers whose convolution is this one.
+        """The number of the model's layers that are computed by this method.
 
         Args:
           model: any model.
@@ -165,7 +167,7 @@ class Gate:
 
         Args:
           model, float32_products: as for `num_replaced`.
-          num_examples: of a call; the loops are for the usual number if that is larger.
+          num_examples: number of examples of a call; the loops are for the usual number if that is larger.
         """
         num_images = max(num_examples, self.num_examples or 0)
         forward, backward = [], []
@@ -178,7 +180,7 @@ class Gate:
     def _taken(
         self, model: keras.Model, float32_products: bool
     ) -> Iterator[tuple[keras.layers.Conv2D, Sequence[int | None]]]:
-        """Each layer whose convolution is this one, with the shape of each of its inputs."""
+        """Each layer that is computed by this method, with the shape of each of its inputs."""
         for layer in plain_convolutions(model):
             for shape in _shapes_of_inputs(layer):
                 computed_in = _computed_in(layer, float32_products)
@@ -198,9 +200,8 @@ class Gate:
     def _saves(self, height: int, width: int, channels: int, filters: int) -> bool:
         """Whether tiles of such images save enough multiplications.
 
-        Our time / a direct convolution's is about left (2 + 1.5 fewest / channels), where `left` is the part of
-        its multiplications that is left, 0.25 of images of whole tiles, and `fewest` the fewest channels of one
-        thread.
+        Our time / a direct convolution's is about left * (2 + 1.5 * fewest / channels). `left` is the ratio of the
+        multiplications, 0.25 for images of whole tiles; `fewest` is the fewest channels for one thread.
         """
         fewest = self.fewest_channels / max(1, self.num_threads) ** 2
         left = num_tiles(height) * num_tiles(width) * INPUTS**2 / (height * width * 9)
@@ -209,7 +210,7 @@ class Gate:
 
 
 def _is_vectorized() -> bool:
-    """Whether TensorFlow traces what it will vectorize: it names that."""
+    """Whether TensorFlow is tracing a graph that it will vectorize, which it names accordingly."""
     return any(part.startswith("loop_body") for part in tf.get_current_name_scope().split("/"))
 
 
@@ -224,12 +225,13 @@ def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]
 class _Convolution:
     """Convolutions of one number of images, and their gradients, in compiled loops.
 
-    They are two bilinear maps, whose own gradients are these maps again, so there are gradients of any order.
+    Convolution and kernel gradient are bilinear maps whose gradients are these maps again, so there are gradients
+    of any order.
     """
 
     def __init__(self, num_images: tf.Tensor, at_least: int):
         """Args:
-        num_images: of each call; loops run for at least `at_least`.
+        num_images: number of images of each call; loops run for at least `at_least` images.
         """
         self._num_images = num_images
         # TensorFlow copies nothing where nothing is missing.
@@ -243,17 +245,17 @@ class _Convolution:
         @tf.custom_gradient
         def convolution(images, kernel):
             def gradients(upstream):
-                # Of a Jacobian, for which TensorFlow vectorizes the backward pass.
+                # For a Jacobian TensorFlow vectorizes the backward pass.
                 if _is_vectorized():
                     return _direct_gradients(images, kernel, upstream)
                 with tf.name_scope(self._scope):
                     of_images = self._images_gradient(loops, upstream, kernel)
                     return of_images, self._kernel_gradient(loops, images, upstream)
 
-            # Not before the images are there: it would be kept until then.
+            # Not before the images are computed: the transformed kernel would take memory until then.
             transformed = _transformed(*after(images, kernel))
             found = self._run(loops.convolution, self._filled(images), transformed)
-            # Of known length where the inputs' is known, as predictions of memory ask.
+            # The length is known if the inputs' is, as predictions of memory need.
             return tf.slice(found, [0, 0, 0, 0], [self._num_images, *found.shape[1:]]), gradients
 
         return convolution(images, kernel)
@@ -270,16 +272,16 @@ class _Convolution:
             def gradients(of_kernel):
                 return self._images_gradient(loops, upstream, of_kernel), self.outputs(loops, images, of_kernel)
 
-            # Filled anew: a short batch's copy would be kept since the forward pass too.
+            # Padded again: a short batch's padded copy would be kept in memory since the forward pass.
             again = self._filled(*after(upstream, images))
             return _transform_gradient(self._run(loops.kernel_gradient, again, self._filled(upstream))), gradients
 
         return gradient(images, upstream)
 
     def _run(self, loop, *tensors) -> tf.Tensor:
-        # As in `compiled_activations`: what a branch of tf.cond computed is no argument of a function.
+        # As in `compiled_activations`: a tensor from a branch of tf.cond must not itself be a function's argument.
         count = tf.identity(self._num_images)
-        # Within two tapes TensorFlow would ask at once for the gradient of the loop, which has none of its own.
+        # Within two tapes TensorFlow would look for the gradient of the loop, which has none.
         return loop(*map(tf.stop_gradient, tensors), count)
 
     def _filled(self, images: tf.Tensor) -> tf.Tensor:

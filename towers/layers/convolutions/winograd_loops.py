@@ -4,13 +4,13 @@ Tiles have 2.25 times as many numbers as their images. Written to memory and rea
 the products, they cost more than the products of 64 channels.
 
 XLA compiles a loop for each number of images. Compiling all loops of ResNet-20 for the short last batch of an
-epoch would take as long as ten steps. Such a batch is filled up with zeros instead, and loops leave out iterations
-that would compute zeros alone.
+epoch would take as long as ten steps. Such a batch is padded with zeros instead, and loops skip iterations that
+would compute only zeros.
 
 Tried, and did not pay (AMD EPYC, Zen 3). Shorter compilation: at LLVM's level 1 (xla_backend_optimization_level=1)
 a loop compiles in 0.6 s of CPU time instead of 0.85, but 120 steps of ResNet-20 took 66.0 and 60.0 s, without it
-62.5 and 65.5. At level 0 loops are five times slower; without LLVM's expensive passes steps take half as long
-again; without fusion emitters loops run 1.15 to 1.25 times as long. Level 2 takes 0.85 of 1.0 s, other vectors or
+62.5 and 65.5. At level 0 loops are five times slower; without LLVM's expensive passes steps take 1.5 times as
+long; without fusion emitters loops run 1.15 to 1.25 times as long. Level 2 takes 0.85 of 1.0 s, other vectors or
 one module 1.0. Fewer passes (128 images of 16x16x32): slices of images within the transform save 0.5 ms, but it is
 not vectorized then and takes 4 ms instead of 0.3. Tiles transposed for the kernel's gradient save 0.4 ms and cost
 5. XLA fills results with zeros first (0.4 ms): it has no buffers without values on CPUs. For 16 channels oneDNN
@@ -24,18 +24,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the one way to operations that only XLA has
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the only way to operations that only XLA has
 
 from towers.layers.convolutions.winograd_transforms import INPUTS, OUTPUTS, cut, join, join_gradient
 
 _NAME = "winograd"
-# Of an iteration: with many channels products are most of the work, and larger ones are faster.
+# Tiles of an iteration: with many channels products are most of the work, and larger ones are faster.
 _TILES, _TILES_OF_MANY_CHANNELS, _MANY_CHANNELS = 64, 256, 256
 _COUNT = tf.TensorSpec([], tf.int32)
 
 
 def num_tiles(length: int) -> int:
-    """Of images of this height or width."""
+    """Number of tiles along images of this height or width."""
     return -(-length // OUTPUTS)
 
 
@@ -43,8 +43,8 @@ class CompiledCall(NamedTuple):
     """A function that XLA compiles for the shapes of its arguments, which are float32.
 
     Attributes:
-      function: of tensors of these shapes and of a number of images, an int32.
-      shapes: of the tensors.
+      function: takes tensors of these shapes, and the number of images as an int32.
+      shapes: shapes of the tensors.
     """
 
     function: Callable
@@ -58,12 +58,12 @@ class Loops:
       convolution: (images, kernel, count) to outputs.
       kernel_gradient: (images, upstream, count) to the gradient of the kernel.
 
-    Each is compiled for N images, and runs the iterations that hold the first `count`. The other images must be
-    zeros, and what is returned for them is not set.
+    Each is compiled for N images, and runs only the iterations with the first `count` images. The other images
+    must be zeros; results for them are undefined.
     """
 
     def __init__(self, height: int, width: int, channels: int, filters: int):
-        """Args: the images' size, and the kernel's numbers of channels."""
+        """Args: the images' height and width, and the kernel's input and output channels."""
         self._images, self._outputs = (_Images(height, width, number) for number in (channels, filters))
         most = _TILES_OF_MANY_CHANNELS if min(channels, filters) >= _MANY_CHANNELS else _TILES
         self._most_images = max(1, most // self._images.num_tiles)
@@ -76,19 +76,19 @@ class Loops:
     @classmethod
     @functools.cache
     def of(cls, height: int, width: int, channels: int, filters: int) -> "Loops":
-        """The loops over such images; TensorFlow keeps what it compiled with them."""
+        """The loops over such images, cached together with what TensorFlow compiled for them."""
         return cls(height, width, channels, filters)
 
     def turned(self) -> "Loops":
-        """The loops from outputs to images, which are these if both have as many channels."""
+        """The loops from outputs to images; these loops themselves if both have as many channels."""
         return Loops.of(*self._images.spec.shape[1:3], self._kernel[2], self._kernel[1])
 
     def convolution_call(self, num_images: int) -> "CompiledCall":
-        """The convolution of so many images."""
+        """The convolution, for this number of images."""
         return CompiledCall(self.convolution, (self._images.shape(num_images), self._kernel))
 
     def gradient_calls(self, num_images: int) -> list["CompiledCall"]:
-        """The gradients of so many images and of the kernel."""
+        """The gradients of the images and of the kernel, for this number of images."""
         shapes = self._images.shape(num_images), self._outputs.shape(num_images)
         return [self.turned().convolution_call(num_images), CompiledCall(self.kernel_gradient, shapes)]
 
@@ -122,25 +122,25 @@ class Loops:
     def _parts(self, num_images: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
         """The number of images of an iteration, and of iterations.
 
-        Without a rest nothing is filled up, so a number of images that divides them all is chosen if one is near
-        the most; otherwise iterations are nearly equal.
+        Without a remainder nothing is padded, so a divisor of the number of images is chosen if one is near the
+        maximum; otherwise iterations are nearly equal.
         """
         most = self._most_images
         divisors = tf.range(most // 2 + 1, self._most_without_rest + 1)
         fitting = tf.reduce_max(tf.where(num_images % divisors == 0, divisors, 0))
         least = tf.maximum(-(-num_images // most), 1)
         in_one = tf.where(fitting > 0, fitting, -(-num_images // least))
-        # One iteration for no images too: XLA compiles the body of a loop that never runs.
+        # One iteration even without images: XLA compiles the body of a loop that never runs.
         return in_one, tf.maximum(-(-num_images // in_one), 1)
 
     def workspace_bytes(self, num_images: int, *, of_kernel: bool) -> int:
-        """What XLA allocates beside the results, as its own reports of 60 shapes show.
+        """Bytes that XLA allocates besides the results, fitted to its own reports of 60 shapes.
 
         For the kernel's gradient of few images with unlike numbers of channels it is up to 1.45 times as much.
 
         Args:
-          num_images: that the loop is compiled for.
-          of_kernel: for the kernel's gradient.
+          num_images: number of images that the loop is compiled for.
+          of_kernel: whether it is the loop of the kernel's gradient.
         """
         with tf.init_scope(), tf.device("/CPU:0"):
             in_one, num_parts = map(int, self._parts(num_images))
@@ -156,13 +156,13 @@ class Loops:
         return max(tiles) + max(beside) + sum(copies) - self._in_results(num_images, max(tiles), beside, copies)
 
     def _in_results(self, num_images: int, tiles: int, beside: Sequence[int], copies: Sequence[int]) -> int:
-        """What needs no memory of its own: the results' memory holds it until outputs that were filled up are cut.
+        """Bytes that need no memory of their own: they lie in the results' memory until padded outputs are cut.
 
         Args:
-          num_images: of the results.
+          num_images: number of images of the results.
           tiles: bytes of the larger tiles.
-          beside: bytes of what is there beside them, one after the other.
-          copies: bytes of the images and of the outputs that were filled up; empty if none were.
+          beside: bytes of what is in memory besides the tiles, one after the other.
+          copies: bytes of the padded images and outputs; empty if none were padded.
         """
         if not copies:
             return 0
@@ -183,11 +183,11 @@ class _Images:
         self.num_tiles = self._rows * self._columns
 
     def shape(self, num_images: int) -> tuple[int, ...]:
-        """Of so many images."""
+        """The shape of this number of images."""
         return num_images, *self.spec.shape[1:]
 
     def to_tiles(self, step: Callable, images: tf.Tensor) -> tf.Tensor:
-        """With zeros behind the images' ends, so that whole tiles fill them."""
+        """Cuts images into tiles, with zeros behind the images' ends so that tiles are whole."""
         _, height, width, channels = self.spec.shape
         tall, wide = OUTPUTS * self._rows, OUTPUTS * self._columns
         filled = tf.pad(images, [[0, 0], [0, tall - height], [0, wide - width], [0, 0]])
@@ -204,7 +204,7 @@ class _Images:
 
 
 def loop_workspace_bytes(function: str, inputs: Sequence[tf.TensorShape]) -> int | None:
-    """What XLA allocates beside the results of one of the loops; None if the function is none.
+    """Bytes that XLA allocates besides the results of a loop; None if the function is not one of the loops.
 
     Args:
       function: its name in a graph.
@@ -227,13 +227,13 @@ def _compiled(function: Callable, *specs: tf.TensorSpec) -> Callable:
     def call(*tensors):
         return function(*tensors)
 
-    # Graphs name the call so.
+    # The name of the call in graphs.
     call.__name__ = f"{_NAME}{function.__name__}"
     compiled = tf.function(call, jit_compile=True, autograph=False, input_signature=specs)
 
     @functools.cache
     def traced():
-        # A tf.function traces anew for each strategy of tf.distribute, and XLA would compile each trace.
+        # A tf.function retraces for each strategy of tf.distribute, and XLA would compile each trace.
         with tf.init_scope(), tf.device(None):
             return compiled.get_concrete_function()
 
@@ -241,7 +241,7 @@ def _compiled(function: Callable, *specs: tf.TensorSpec) -> Callable:
 
 
 def _iterations(count: tf.Tensor, in_one: tf.Tensor, num_parts: tf.Tensor) -> tf.Tensor:
-    """The number that `count` images need; a constant where there is one part, so that XLA makes no loop of it."""
+    """The number of iterations for `count` images; a constant for a single part, so that XLA makes no loop."""
     return tf.where(num_parts == 1, 1, -(-count // in_one))
 
 
@@ -250,7 +250,7 @@ def _looped(count: tf.Tensor, body: Callable, start: tf.Tensor) -> tf.Tensor:
 
 
 def _with_zeros(images: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """`count` images; XLA copies nothing if there are so many."""
+    """The images, padded with zeros to `count`; XLA copies nothing if there are as many already."""
     return tf.pad(images, [[0, count - tf.shape(images)[0]], [0, 0], [0, 0], [0, 0]])
 
 
@@ -259,8 +259,8 @@ def _rows(images: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def _apart(numbers: tf.Tensor) -> tf.Tensor:
-    """The same, in a loop of its own: XLA would compute them anew for each number that depends on them.
+    """The same numbers, in a loop of their own: XLA would recompute them for each number that depends on them.
 
-    XLA copies what is reshaped afterwards and cut into slices: reshape before.
+    Reshape before, not after: XLA copies what is reshaped afterwards and sliced.
     """
     return gen_xla_ops.xla_optimization_barrier([numbers])[0]

@@ -1,6 +1,7 @@
 """The transforms of Winograd's F(4x4, 3x3) along one direction of images, as [n, length, rest].
 
-Outputs are A' of the products of B' of the images' tiles and of the kernel's (`winograd.py`):
+Outputs are A' applied to the products of the transformed kernel and B' applied to the images' tiles
+(`winograd.py`):
 
     B' =  4  0 -5  0  1  0      A' =  1  1  1  1  1  0      points  0
           0 -4 -4  1  1  0            0  1 -1  2 -2  0              1
@@ -17,12 +18,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# Outputs of a tile in each direction; the inputs that they need.
+# Number of outputs of a tile in each direction, and of the inputs that they need.
 OUTPUTS, INPUTS = 4, 6
 
 
 def cut(x: tf.Tensor) -> tf.Tensor:
-    """[n, 4 T, rest] to [6, n, T, rest]: B' of 4 numbers, the one before and the one after them."""
+    """[n, 4 T, rest] to [6, n, T, rest]: B' of each 4 numbers, with the number before and the one after them."""
     first, second, third, fourth = _fourths(x)
     before, after = _later(fourth), _earlier(first)
     even, odd = fourth - 4 * second, third - 4 * first
@@ -46,7 +47,7 @@ def join(products: tf.Tensor) -> tf.Tensor:
 
 
 def join_gradient(upstream: tf.Tensor) -> tf.Tensor:
-    """[n, 4 T, rest] to [6, n, T, rest]."""
+    """[n, 4 T, rest] to [6, n, T, rest]: the gradient of `join`."""
     first, second, third, fourth = _fourths(upstream)
     even, odd = first + third, second + fourth
     wide, far = first + 4 * third, 2 * (second + 4 * fourth)
@@ -73,7 +74,7 @@ def _interleaved(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _later(part: tf.Tensor) -> tf.Tensor:
-    """[n, T, rest]: each number one place later, behind a zero."""
+    """[n, T, rest]: each number moved one index later, after a zero."""
     return tf.pad(part[:, :-1], [[0, 0], [1, 0], [0, 0]])
 
 

@@ -1,1 +1,1 @@
-"""Connections between servers and clients: who may listen, who is let in, and a client's own to all servers."""
+"""Connections between servers and clients: listening, admission, and a client's connections to all servers."""

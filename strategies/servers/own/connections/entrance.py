@@ -7,7 +7,7 @@
       HMAC(secret: 'client', both numbers, these)  ->      lets it in, or refuses it
                                                    <-      HMAC(secret: 'server', both numbers)
 
-What follows is not encrypted: somebody who can change what is on the wire can change what is trained.
+Later messages are not encrypted: whoever can change bytes on the wire can change the training.
 """
 
 import hmac
@@ -26,7 +26,7 @@ _CLIENT, _SERVER = "client", "server"
 
 
 def check_secret(servers: Iterable[Member], secret: str, *, admit_anyone: bool) -> None:
-    """Raises UserError for a server that other machines may reach and that would let in any of them."""
+    """Raises UserError for a server that other machines can reach and that would let in any process."""
     if secret or admit_anyone:
         return
     for server in servers:
@@ -54,7 +54,7 @@ def introduce(
       this, server: the two processes.
       settings: the settings that must be the same in all processes, by name; {} checks nothing.
       secret: the run's secret.
-      cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
+      cluster: for a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
 
     Raises:
       Refused: the server does not let this process in.
@@ -77,7 +77,7 @@ def introduce(
 
 
 class Entrance:
-    """A server's side."""
+    """The server's side of the introduction."""
 
     def __init__(
         self,
@@ -93,17 +93,17 @@ class Entrance:
         settings: the settings that must be the same in all processes, by name.
         secret: the run's secret.
         cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
-        refusal_of_chief: why a process, named so, may not be the chief; None if it is the chief from now on.
+        refusal_of_chief: given a process's name, why it may not be the chief; None if it is the chief from now on.
         """
         self._refusal_of_chief = refusal_of_chief
         self._server, self._settings, self._secret, self._cluster = server, dict(settings), secret, cluster
 
     def let_in(self, connection: Connection) -> Member | None:
-        """The member at the other end; None if it is refused.
+        """Introduces the other side; returns the member, or None if it is refused.
 
         Raises:
           UserError: the chief was started with other settings than this server.
-          OSError: the connection is lost, or the other side is no process of this program.
+          OSError: the connection is lost, or the other side is not a process of this program.
         """
         hello, _ = connection.receive()
         nonces = _nonce(hello), secrets.token_hex(_NONCE_BYTES)
@@ -128,13 +128,14 @@ class Entrance:
         try:
             connection.send({"proof": _proof(self._secret, _SERVER, nonces)})
         except OSError:
-            # No other chief is let in any more, so this one must count as lost: the next `receive` fails too.
+            # No other chief is let in any more, so this one must count as lost: no error here, the next `receive`
+            # fails.
             if peer.role != CHIEF:
                 raise
         return peer
 
     def _refusal(self, peer: Member, about: Mapping[str, object]) -> str | None:
-        """Why a second chief, or a worker of another cluster, may not take the place of this run's own."""
+        """Why a second chief, or a worker of another cluster, is refused; None for other members."""
         if peer.role == CHIEF:
             return self._refusal_of_chief(str(about["process"]))
         is_of_another = peer.role == WORKER and about["cluster"] and self._cluster not in (0, about["cluster"])
@@ -147,7 +148,7 @@ class Entrance:
 
 
 def _nonce(message: Mapping[str, object]) -> str:
-    """The number that the other side drew; raises ConnectionError if there is none."""
+    """The random number of the other side; raises ConnectionError if there is none."""
     nonce = message.get("nonce")
     if not isinstance(nonce, str) or len(nonce) != 2 * _NONCE_BYTES:
         raise ConnectionError("the other side did not introduce itself")

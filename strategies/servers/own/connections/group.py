@@ -17,12 +17,12 @@ from towers.errors import UserError
 
 _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
-# How often a connection is looked at whose server may have vanished.
+# How often connections are checked for servers that may have vanished.
 _LOOK_SECONDS = 1.0
 
 
 class Group:
-    """All servers of a run, by index. Several threads may ask; only one may use `start_asking_all`.
+    """Connections to all servers of a run, by index. Several threads may ask; only one may use `start_asking_all`.
 
     Attributes:
       servers: the servers as members of the cluster.
@@ -31,9 +31,9 @@ class Group:
 
     def __init__(self, servers: Sequence[Member], connections: Sequence[Connection]):
         self.servers, self.connections = servers, connections
-        # Of each server, held from a request to its reply.
+        # One lock for each server, held from a request to its reply.
         self._turns, self._is_over = [threading.Lock() for _ in servers], threading.Event()
-        # What `show_life` found; a request that got no reply leaves the connections useless.
+        # The error that `show_life` found; after a request without a reply the connections are useless.
         self._failure: PeerLost | None = None
 
     @classmethod
@@ -57,16 +57,16 @@ class Group:
           this: this process.
           settings: the settings that must be the same in all processes, by name; {} checks nothing.
           secret: the servers' secret.
-          cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
-          admit_anyone: whether there may be no secret although other machines can reach a server.
+          cluster: for a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
+          admit_anyone: whether the secret may be '' although other machines can reach a server.
           startup_timeout_seconds: seconds to wait for the servers to listen.
           timeout_seconds: seconds that a connected server may be silent before it counts as lost.
-          gives_up: whether to wait no longer.
+          gives_up: returns whether to stop waiting.
 
         Raises:
           PeerLost: a server did not listen in time; the message names it.
-          UserError: this process was started with other settings or another secret than a server, or without a
-            secret where one is needed, or is a second chief or a worker of another cluster.
+          UserError: this process has other settings or another secret than a server, lacks a secret where one is
+            needed, or is a second chief or a worker of another cluster.
         """
         check_secret(servers, secret, admit_anyone=admit_anyone)
         deadline = time.monotonic() + startup_timeout_seconds
@@ -113,7 +113,7 @@ class Group:
         return self._start_asking(what, self._to_all(), **fields)
 
     def _to_all(self) -> dict[int, Content]:
-        """A request to every server, without fields or arrays of its own."""
+        """The same request to every server, without individual fields or arrays."""
         return {server: ({}, ()) for server in range(len(self.servers))}
 
     def ask_each(self, what: str, requests: Mapping[int, Content], **fields) -> list[tuple[Message, list]]:
@@ -129,7 +129,7 @@ class Group:
           PeerLost: as `ask`.
         """
         with contextlib.ExitStack() as turns:
-            # In one order, or two threads would wait for each other.
+            # Always in the same order: otherwise two threads could deadlock.
             for server in sorted(requests):
                 turns.enter_context(self._turns[server])
             return self._start_asking(what, requests, **fields)()
@@ -140,7 +140,7 @@ class Group:
         return lambda: self._replies(requests)
 
     def _replies(self, servers: Iterable[int]) -> list[tuple[Message, list]]:
-        """Reads all replies, also after an error: an unread reply would be taken for the next request's."""
+        """Reads all replies, even after an error: an unread reply would be taken for the next request's reply."""
         replies, first_error = [], None
         for server in servers:
             try:
@@ -152,16 +152,16 @@ class Group:
         return replies
 
     def show_life(self, every_seconds: float) -> None:
-        """From now on, until `close`, tells the servers that this process lives, also while it asks nothing.
+        """Until `close`, tells the servers regularly that this process is alive, even while it sends no requests.
 
-        If a server is lost meanwhile, the next request raises it.
+        If a server is lost meanwhile, the next request raises the error.
         """
         threading.Thread(target=self._show_life, args=[every_seconds], daemon=True).start()
 
     def _show_life(self, every_seconds: float) -> None:
         while not self._is_over.wait(every_seconds):
             for server, turn in enumerate(self._turns):
-                # Whoever asks this server now shows it too.
+                # A thread that now asks this server also shows that the process is alive.
                 if turn.acquire(blocking=False):
                     try:
                         self._start_asking("alive", {server: ({}, ())})()
@@ -189,7 +189,7 @@ class Group:
             return act(self.connections[server])
         except OSError as error:
             self._raise_run_ended(server)
-            # When one server ends, the others end soon after. Which was first is unknown here, so all are named.
+            # When one server ends, the others end soon after. It is unknown which was first, so all are named.
             indices = [index for index in range(len(self.servers)) if index == server or self._is_closed(index)]
             lost = [f"{self.servers[index].name} ({self.servers[index].address})" for index in indices]
             were = "were" if len(lost) > 1 else "was"
@@ -213,7 +213,7 @@ class Group:
         return False
 
     def close(self) -> None:
-        """Closes all connections; before the end of the run the servers count this process as lost."""
+        """Closes all connections; before the end of the run the servers then count this process as lost."""
         self._is_over.set()
         for connection in self.connections:
             connection.close()
@@ -228,7 +228,7 @@ def _introduced(
     gives_up: Callable[[], bool],
 ) -> Connection:
     while True:
-        # The deadline holds also for a server that accepts the connection and then is silent.
+        # The deadline also applies to a server that accepts the connection and then is silent.
         left = max(deadline - time.monotonic(), _RETRY_SECONDS)
         try:
             with contextlib.ExitStack() as on_error:

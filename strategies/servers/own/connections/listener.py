@@ -1,4 +1,4 @@
-"""The port of a server: who may listen there, and the connections that come in until it is closed."""
+"""A server's listening port: checks that it may be used, and accepts connections until it is closed."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ _RETRY_SECONDS = 0.2
 
 
 class Listener:
-    """Listens from its beginning to `close`."""
+    """Listens from its construction to `close`."""
 
     def __init__(self, member: Member, *, for_other_machines: bool = True):
         """Args:
@@ -25,7 +25,7 @@ class Listener:
         self._socket = _listening(member, member.listening_host if for_other_machines else member.host)
 
     def accept_all(self, serve: Callable[[socket.socket], None]) -> None:
-        """Calls `serve` with each connection until this is closed. It may fail for want of threads or memory."""
+        """Calls `serve` with each connection until `close`. `serve` may fail for lack of threads or memory."""
         while True:
             try:
                 accepted, _ = self._socket.accept()
@@ -38,12 +38,12 @@ class Listener:
             try:
                 serve(accepted)
             except (RuntimeError, MemoryError, OSError):
-                # No thread or memory for it now; the client tries again.
+                # No thread or memory for this connection now; the client tries again.
                 accepted.close()
                 time.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:
-        """Lets nobody connect from now on; once is enough."""
+        """Stops listening. Further calls do nothing."""
         # A thread that waits in accept holds the port until the shutdown wakes it.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -51,7 +51,7 @@ class Listener:
 
 
 def _listening(member: Member, host: str) -> socket.socket:
-    """Listens on an address of the member's if this machine has it, else on all of the machine's addresses."""
+    """Listens on one of the member's addresses if this machine has it, else on all addresses of the machine."""
     try:
         return socket.create_server((host, member.port), family=member.family)
     except PermissionError as error:

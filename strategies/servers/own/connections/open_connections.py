@@ -1,4 +1,4 @@
-"""The connections of a server: to members of the run, and to strangers, who are not let in yet."""
+"""The connections of a server: to members of the run, and to strangers, which are not let in yet."""
 
 import threading
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from strategies.servers.wire import Connection
 
 
 class Traffic(NamedTuple):
-    """Bytes over all connections, those that have ended too."""
+    """Bytes over all connections, including those that have ended."""
 
     sent_bytes: int
     received_bytes: int
 
 
 class OpenConnections:
-    """Those that have not ended; every method may be called from any thread."""
+    """The connections that have not ended. Every method may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,19 +26,19 @@ class OpenConnections:
         self._ended = Traffic(0, 0)
 
     def add(self, connection: Connection) -> None:
-        """A stranger has connected; the oldest stranger is sent away if there are too many."""
+        """Adds a stranger's connection; ends the oldest stranger's if there are too many."""
         self._strangers.add(connection)
         with self._lock:
             self._peers[connection] = None
 
     def let_in(self, connection: Connection, peer: Member) -> None:
-        """The stranger has turned out to be a member."""
+        """Records that a stranger is a member."""
         self._strangers.remove(connection)
         with self._lock:
             self._peers[connection] = peer
 
     def remove(self, connection: Connection) -> None:
-        """The connection has ended; its bytes still count."""
+        """Removes a connection that has ended; its bytes still count."""
         self._strangers.remove(connection)
         with self._lock:
             del self._peers[connection]

@@ -1,4 +1,4 @@
-"""How many connections may wait to be let in: only some, because anyone may connect.
+"""Limits the number of connections that wait to be let in, because anyone may connect.
 
 What each may send, and for how long, is in `entrance.py`.
 """
@@ -11,7 +11,7 @@ _MOST = 128
 
 class _Endable(Protocol):
     def end(self) -> None:
-        """Ends it, and wakes the thread that waits on it."""
+        """Ends the connection, and wakes the thread that waits on it."""
 
 
 class Strangers:
@@ -31,6 +31,6 @@ class Strangers:
             one.end()
 
     def remove(self, connection: _Endable) -> None:
-        """The other side is let in, or the connection has ended."""
+        """Removes a connection whose other side is let in, or that has ended."""
         with self._lock:
             self._oldest_first.pop(connection, None)

@@ -1,9 +1,9 @@
 """Asynchronous steps: each worker computes with a ticket, one per step, and each ticket is used once.
 
 A staleness bound B holds because no ticket is issued that could break it. A ticket is open from its issue to its
-use. While it is open, these updates may be applied: those of all tickets that are open now, and those of tickets
-issued later. A worker uses its tickets in the order of their issue, so its later tickets never count against its
-earlier ones. A new ticket is therefore issued only if, for every open ticket and for the new one,
+use. While it is open, the updates of all other open tickets may be applied, and those of tickets issued later. A
+worker uses its tickets in the order of their issue, so its later tickets never count against its earlier ones. A
+new ticket is therefore issued only if, for every open ticket and for the new one,
 
     updates applied since its issue + updates that may still be applied before it <= B
 """
@@ -24,12 +24,12 @@ class Ticket:
     """Permission to compute one update.
 
     Attributes:
-      step: index of the step over the whole run; it decides the learning rate and the random numbers.
+      step: index of the step over the whole run; it determines the learning rate and the random numbers.
       batch: index of the batch that the worker computes.
       worker: index of the worker that may use it.
-      done: number of steps that were done when it was issued.
-      lease: number of the ticket among all of server 0: a step that is issued again has another one.
-      time: monotonic time of its issue, in seconds; two tickets that differ only in it are equal.
+      done: number of steps that were done when the ticket was issued.
+      lease: number of the ticket, unique on server 0: a step that is issued again has another lease.
+      time: monotonic time of its issue, in seconds; tickets that differ only in time are equal.
     """
 
     step: int
@@ -76,10 +76,11 @@ class Admission:
         self._open: dict[int, Ticket] = {}
         self._patience_seconds = patience_seconds
         self._absent: set[int] = set(lost)
-        # The workers that are not connected, also those that were never: since when.
+        # By worker that is not, or was never, connected: since when.
         self._away_since = dict.fromkeys(range(num_workers), time.monotonic())
         self._present: set[int] = set()
-        # How many requests of each worker wait in `begin`, and when it last got an answer or used a ticket.
+        # For each worker: how many of its requests wait in `begin`, and when it last got an answer or used a
+        # ticket.
         self._waiting: collections.Counter[int] = collections.Counter()
         self._answered: dict[int, float] = {}
         self._batches = BatchOrder(first, num_workers, positions)
@@ -102,8 +103,8 @@ class Admission:
         Args:
           worker: index of the worker.
           seconds: how long to wait.
-          is_lost: whether the connection that asks is lost; it is true before `lost` is called. A ticket for it
-            would stay open: `lost` has taken back all that it ever will.
+          is_lost: whether the requesting connection is lost; it is true before `lost` is called. A ticket issued
+            after `lost` would stay open, because nothing takes it back.
         """
         with self._changed:
             if is_lost():
@@ -132,7 +133,7 @@ class Admission:
             return min((ticket.lease for ticket in self._open.values()), default=self.next_lease)
 
     def is_open(self, ticket: Ticket) -> bool:
-        """Whether the ticket's update may be applied; `use` counts it after that."""
+        """Whether the ticket's update may be applied; `use` counts it afterwards."""
         with self._changed:
             return self._open.get(ticket.step) == ticket
 
@@ -155,7 +156,7 @@ class Admission:
             return True
 
     def lost(self, worker: int) -> None:
-        """Takes the open tickets of a lost worker back; other workers get their steps."""
+        """Takes back the open tickets of a lost worker; other workers get their steps."""
         with self._changed:
             self._absent.add(worker)
             self._away_since.setdefault(worker, time.monotonic())
@@ -173,9 +174,9 @@ class Admission:
             return None if self._bound == 0 else list(self._batches.positions)
 
     def overdue(self, seconds: float) -> set[int]:
-        """Workers with a ticket that has been open for more than `seconds`, or that asked for none for as long.
+        """Workers with a ticket open for more than `seconds`, or without a request for a ticket for that time.
 
-        A worker that must wait is no such one: its request counts until it is answered, and it asks again at once.
+        A worker that must wait is not overdue: its request counts until it is answered, and it asks again at once.
         """
         with self._changed:
             since = time.monotonic() - seconds
@@ -190,12 +191,12 @@ class Admission:
             return [worker for worker in workers if self._busy(worker)]
 
     def wait(self, done: int, seconds: float) -> bool:
-        """Waits at most `seconds`; whether `done` tickets were used."""
+        """Waits at most `seconds`; returns whether `done` tickets were used."""
         with self._changed:
             return self._changed.wait_for(lambda: self._ended or self.done >= done, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Issues no ticket until the next `run_to` and waits at most `seconds`; whether no ticket is open."""
+        """Issues no ticket until the next `run_to`; waits at most `seconds`; returns whether none is open."""
         with self._changed:
             self._target = 0
             return self._changed.wait_for(lambda: not self._open, seconds)
@@ -216,7 +217,7 @@ class Admission:
         if self._bound is None:
             return True
         own_and_later = collections.Counter()
-        # From the ticket issued last to the one issued first.
+        # From the newest ticket to the oldest.
         for ticket in reversed(self._open.values()):
             own_and_later[ticket.worker] += 1
             before = len(self._open) - own_and_later[ticket.worker] + (ticket.worker != worker)
@@ -239,5 +240,5 @@ class Admission:
         return [owner for owner in away if self._heir(owner) == worker]
 
     def _heir(self, owner: int) -> int:
-        """The next worker that is present. It alone does a lost one's work, so it reads these batches in order."""
+        """The next present worker. Only it does a lost worker's work, so it reads these batches in order."""
         return min(self._present, key=lambda other: (other - owner) % self._num_workers)

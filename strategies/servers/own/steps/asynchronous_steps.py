@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class AsynchronousSteps:
-    """Every gradient is an update. This server decides on it, and the others apply it before they are read.
+    """Every gradient is an update. Server 0 decides on it, and the other servers apply it before they are read.
 
     Attributes:
       admission: issues the tickets; None until the chief's first start.
-      done_by_each: what a worker computes, in words.
-      turned_away: number of gradients that came too late; none does.
+      done_by_each: what a worker computes, for messages.
+      turned_away: number of gradients that came too late; always 0.
     """
 
     done_by_each, turned_away = "batches", 0
@@ -42,7 +42,7 @@ class AsynchronousSteps:
         options: how the group works.
         store: this server's own vectors.
         results: where steps are counted.
-        presence: which workers are there.
+        presence: which workers are connected.
         num_workers: number of workers in the cluster.
         """
         self._options, self._num_workers = options, num_workers
@@ -51,7 +51,7 @@ class AsynchronousSteps:
         self.admission: Admission | None = None
 
     def start(self, first: int, positions: Sequence[int] | None) -> None:
-        """The chief has set all vectors: steps begin from `first` on, the workers' batches at `positions`."""
+        """For a chief that has set all vectors: steps begin at `first`, the workers' batches at `positions`."""
         self.admission = Admission(
             first,
             bound=self._options.bound,
@@ -72,13 +72,13 @@ class AsynchronousSteps:
         return dataclasses.asdict(self._log.decisions(self.admission.open_from()))
 
     def settled(self, end: int) -> None:
-        """All servers have applied the decisions before `end`. The caller holds the results' lock."""
+        """Notes that all servers applied the decisions before `end`. The caller holds the results' lock."""
         self._log.settled(end)
 
     def granted(self, ticket: Ticket) -> dict:
         """What a worker must know of its step.
 
-        Warns when the worker begins with the batches of one that is away, once until that is back.
+        Warns when the worker begins with the batches of an absent one, once until that one is back.
         """
         owner = self.admission.replaced(ticket.step)
         if self._presence.replace(owner) is not None:
@@ -89,7 +89,7 @@ class AsynchronousSteps:
         return {"batch": ticket.batch, "done": ticket.done, "lease": ticket.lease, "part": 0}
 
     def finish(self, message: Message, change: np.ndarray, gradient: Sequence[np.ndarray]) -> None:
-        """A worker sends this server's piece of its gradient; the other servers have staged theirs."""
+        """Handles this server's piece of a worker's gradient; the other servers have staged theirs."""
         step, finite, figures = message["step"], message["finite"], message["figures"]
         ticket, results = Ticket(step, message["worker"], message["done"], message["lease"]), self._results
         # All under one lock: a worker that this step admits reads the state, and then the parameters, only after
@@ -99,8 +99,8 @@ class AsynchronousSteps:
                 return
             staleness = None
             if finite:
-                # No other server's is larger: all apply the same updates in the same order, and a worker's pull
-                # of server 0 is its first. So this one decides the rate for all.
+                # No other server's staleness is larger: all apply the same updates in the same order, and a worker
+                # pulls from server 0 first. So server 0 decides the rate for all.
                 staleness = self._store.push(message, gradient)[0]["staleness"]
                 rate = rate_for(message["rate"], staleness, aware=message["aware"])
                 self._log.add(ticket.lease, rate)

@@ -1,4 +1,4 @@
-"""The asynchronous updates that server 0 has decided on: a step is on all servers, or on none.
+"""The asynchronous updates that server 0 has decided on: a step is applied on all servers, or on none.
 
     worker:   stage(lease) at ps:1, ps:2, ...    ->    finish(lease) at ps:0, which updates its piece and decides
     pull:     ps:1 and ps:2 get the decisions; they apply what they have staged of them, and then answer
@@ -18,7 +18,7 @@ class Decisions:
       first: number of the first of these decisions; they are counted from the start of server 0.
       leases: the tickets whose updates are to be applied, in order.
       rates: the learning rate of each.
-      open_from: the updates of earlier leases were decided or will never be.
+      open_from: updates of earlier leases are already decided, or never will be.
     """
 
     first: int
@@ -40,7 +40,7 @@ class DecisionLog:
         self._decided: list[tuple[int, float]] = []
 
     def add(self, lease: int, rate: float) -> None:
-        """Decides that a ticket's update is applied, with this learning rate."""
+        """Adds the decision to apply a ticket's update with this learning rate."""
         self._decided.append((lease, rate))
 
     def settled(self, end: int) -> None:

@@ -17,15 +17,15 @@ class HeldGradients:
         self._held: dict[int, dict[int, PieceGradient]] = {}
 
     def hold(self, step: int, lease: int, gradient: PieceGradient) -> None:
-        """Holds the gradient SUM of a lease; it replaces an earlier one of the same lease."""
+        """Holds the gradient SUM of a lease; replaces an earlier one of the same lease."""
         with self._lock:
             self._held.setdefault(step, {})[lease] = gradient
 
     def total(self, step: int, leases: Sequence[int]) -> PieceGradient:
-        """The sum of these leases' gradients, added in the given order: the bits do not depend on the arrival.
+        """The sum of these leases' gradients, in the given order: its bits don't depend on arrival times.
 
         Raises:
-          Refused: a lease's gradient is not here.
+          Refused: a lease's gradient is missing.
         """
         with self._lock:
             of_step = self._held.get(step, {})

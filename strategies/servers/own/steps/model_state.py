@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class ModelState:
-    """All state as one vector. Each element keeps the precision of its variable, as a checkpoint holds it.
+    """All state as one vector. Each element keeps the precision of its variable, as in a checkpoint.
 
     So a run that is resumed from a checkpoint continues with the same numbers.
     """
@@ -17,7 +17,7 @@ class ModelState:
         """Args:
         values: [n], floating; copied.
         averaged: [n] bool, the elements that are averaged over workers.
-        dtypes: of each variable its dtype and number of elements, in order; () if `values` has the dtype of all.
+        dtypes: for each variable its dtype and number of elements, in order; () if all have the dtype of `values`.
         """
         self._values, self._averaged = values.copy(), averaged
         self._narrower: list[tuple[slice, np.dtype]] = []
@@ -37,7 +37,7 @@ class ModelState:
 
         Args:
           change: [n]; averaged elements are SUMs over examples.
-          weight: by which averaged elements are divided; not 0.
+          weight: divisor of averaged elements, not 0.
         """
         self._values += change / np.where(self._averaged, weight, 1.0)
         for part, dtype in self._narrower:

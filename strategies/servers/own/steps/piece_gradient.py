@@ -20,7 +20,7 @@ class PieceGradient:
 
     @classmethod
     def unpacked(cls, vector: np.ndarray, arrays: Sequence[np.ndarray]) -> "PieceGradient":
-        """From the arrays ids, values, ids, values, ... in the vector's dtype."""
+        """The gradient from a vector and arrays ids, values, ids, values, ... in the vector's dtype."""
         pairs = zip(arrays[::2], arrays[1::2], strict=True)
         return cls(vector, [(ids, values.astype(vector.dtype, copy=False)) for ids, values in pairs])
 
@@ -33,7 +33,7 @@ class PieceGradient:
         return cls(vector, [_added(of_table) for of_table in zip(*(one.rows for one in gradients), strict=True)])
 
     def map(self, function) -> "PieceGradient":
-        """`function` of the vector and of the rows' values."""
+        """Applies `function` to the vector and to the rows' values."""
         return PieceGradient(function(self.vector), [(ids, function(values)) for ids, values in self.rows])
 
     @property

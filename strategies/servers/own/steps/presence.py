@@ -1,4 +1,4 @@
-"""Which workers are connected to server 0, and which another one replaces since they were lost or late."""
+"""Which workers are connected to server 0, and which lost or late workers are replaced by another one."""
 
 import threading
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ class Presence:
         self._lock = threading.Lock()
         self._present: set[int] = set()
         self._replaced: set[int] = set()
-        # Of each worker the number of its connection. A worker that restarts has another one.
+        # For each worker the number of its connection. A restarted worker has another number.
         self._connections: dict[int, int] = {}
 
     def connect(self, worker: int, connection: int) -> None:
-        """The worker asks by this connection from now on, until it is lost."""
+        """Records that the worker asks by this connection from now on, until it is lost."""
         self._connections[worker] = connection
 
     def asks_by(self, worker: int, connection: int | None) -> bool:
@@ -26,7 +26,7 @@ class Presence:
         return self._connections.get(worker) == connection
 
     def returned(self, worker: int) -> bool:
-        """A worker asks for a step: whether another one had replaced it."""
+        """Records that a worker asks for a step; returns whether another one had replaced it."""
         with self._lock:
             self._present.add(worker)
             self.lost.discard(worker)
@@ -35,14 +35,14 @@ class Presence:
         return was_replaced
 
     def replace(self, worker: int | None, *, is_first: bool = True) -> bool | None:
-        """Another worker computes for this one: whether this one is still connected, so late.
+        """Records that another worker computes for this one; returns whether this one is still connected.
 
         Args:
           worker: index of the worker that is replaced; None if there is none.
-          is_first: False if it was already away when that was decided; it may have returned meanwhile.
+          is_first: False if the worker was already away when this was decided; it may have returned meanwhile.
 
         Returns:
-          None if that was known since it was last here, if it has returned, and for no worker.
+          None if this was already known, if the worker has returned, or for no worker.
         """
         with self._lock:
             if worker is None or worker in self._replaced or (worker in self._present and not is_first):
@@ -51,7 +51,7 @@ class Presence:
             return worker in self._present
 
     def leave(self, worker: int) -> bool:
-        """A worker's connection broke: whether another one had replaced it already."""
+        """Records that a worker's connection broke; returns whether another one had already replaced it."""
         self._connections.pop(worker, None)
         with self._lock:
             self._present.discard(worker)
@@ -59,5 +59,5 @@ class Presence:
             return worker in self._replaced
 
     def absent(self, workers: Iterable[int]) -> list[int]:
-        """Those of some workers that are not connected, and those that are replaced."""
+        """Those of these workers that are not connected or are replaced."""
         return sorted(set(workers) - self._present | self._replaced)

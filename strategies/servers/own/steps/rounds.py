@@ -5,8 +5,8 @@ A round is one step. Part n of its batch belongs to worker n, and each part is c
     worker 0    lease of part 0 ---> gradient, then lease of part 1 ---> gradient counts
     worker 1    lease of part 1 ---> is lost, or stands still . . . . . . . . . . . gradient is refused
 
-The part of a worker that is lost, or that gives no gradient in time, is leased to a worker that has given its own.
-Both compute it from the same examples, parameters and seeds, so the first gradient of a part counts.
+The part of a worker that is lost, or that sends no gradient in time, is leased to a worker that has sent its own.
+Both compute the part from the same examples, parameters and seeds, so the first gradient of a part counts.
 
 With backup workers a round needs only the first `needed` gradients: a later worker's gradient is turned away, and
 that worker begins the next round from new parameters (Chen et al. 2016, "Revisiting distributed synchronous SGD").
@@ -20,8 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-# A part is late after this many times the seconds that the round's slowest gradient took, if that is longer than
-# the patience: where all steps are long, nobody stands still.
+# A part is late after this many times the seconds of the round's slowest gradient, if that is longer than the
+# patience: where all steps are long, no worker is stalled.
 _TIMES_THE_SLOWEST = 2.0
 _SHORTEST_TICK_SECONDS = 0.01
 
@@ -31,12 +31,12 @@ class Lease:
     """Permission to compute one part of a round.
 
     Attributes:
-      number: a number that no other lease has.
+      number: unique number of the lease.
       step: step of the round.
       part: index of the part; it is also the index of the worker that the part belongs to.
       worker: index of the worker that computes it.
       replaces: index of the lost or late worker that this worker replaces; None if there is none.
-      is_first: whether the replaced worker was neither lost nor late until now.
+      is_first: whether the replaced worker was neither lost nor late before this lease.
       time: monotonic time of its issue, in seconds.
     """
 
@@ -73,14 +73,14 @@ class Rounds:
         num_workers: number of workers, and of a round's parts.
         needed: number of gradients that complete a round.
         patience_seconds: seconds that a worker may take for its part before another worker computes it too.
-        numbers: gives the leases' numbers; None counts from 0.
+        numbers: iterator over the leases' numbers; None counts from 0.
         lost: workers that were lost before.
         """
         self.done, self.turned_away = first, 0
         self._num_workers, self._needed, self._patience_seconds = num_workers, needed, patience_seconds
         self._target, self._ended = first, False
         self._numbers = itertools.count() if numbers is None else numbers
-        # Of the current round: the leases whose gradients may still come, and parts by what is known of them.
+        # Of the current round: the leases whose gradients may still come, and sets of parts by their state.
         self._leases: dict[int, Lease] = {}
         self._by_part: dict[int, dict[int, Lease]] = collections.defaultdict(dict)
         self._admitted: set[int] = set()
@@ -121,7 +121,7 @@ class Rounds:
             self._seen.add(worker)
             self._away.discard(worker)
             until = time.monotonic() + seconds
-            # Nobody wakes this thread when a part becomes late, so it looks several times.
+            # No event wakes this thread when a part becomes late, so it checks several times.
             tick = max(_SHORTEST_TICK_SECONDS, self._patience_seconds / 4)
             while (part := self._part_for(worker)) is None and not (self._ended or is_lost()):
                 if (left := until - time.monotonic()) <= 0:
@@ -148,7 +148,7 @@ class Rounds:
             return lease
 
     def admit(self, number: int) -> bool:
-        """Whether the round takes the gradient of a lease; a worker asks before it sends the gradient anywhere."""
+        """Whether the round accepts the gradient of a lease; a worker asks before it sends the gradient."""
         with self._changed:
             lease = self._leases.get(number)
             if lease is not None and lease.part not in self._given:
@@ -188,9 +188,9 @@ class Rounds:
             self._changed.notify_all()
 
     def lost(self, worker: int) -> None:
-        """Takes a lost worker's leases back: the first worker that asks computes these parts.
+        """Takes back a lost worker's leases: the first worker that asks computes these parts.
 
-        If it had been admitted, workers that were turned away may compute their parts again instead.
+        If its gradient had been admitted, workers that were turned away may compute their parts again instead.
         """
         with self._changed:
             self._seen.add(worker)
@@ -211,25 +211,25 @@ class Rounds:
             return [worker for worker in workers if worker not in self._given]
 
     def wait(self, done: int, seconds: float) -> bool:
-        """Waits at most `seconds`; whether `done` rounds were applied."""
+        """Waits at most `seconds`; returns whether `done` rounds were applied."""
         with self._changed:
             return self._changed.wait_for(lambda: self._ended or self.done >= done, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Begins no round until the next `run_to` and waits at most `seconds`; whether no round is under way."""
+        """Begins no round until the next `run_to`; waits at most `seconds`; returns whether none is open."""
         with self._changed:
             # A round that some workers have begun can end only if the others may begin it too.
             self._target = self.done + self._is_under_way
             self._changed.notify_all()
             idle = self._changed.wait_for(lambda: not self._is_under_way, seconds)
             if idle:
-                # All workers that had begun the round may have been lost: it must not begin now.
+                # All workers that had begun the round may have been lost: the round must not begin now.
                 self._target = self.done
             return idle
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether the current round was begun and can end: all workers may be lost before they gave all parts."""
+        """Whether the current round was begun and can end, which it can't if all its workers are lost."""
         is_complete = len(self._given) == self._needed
         return bool(self._leases or is_complete or (self._given and self._seen - self._away))
 
@@ -252,22 +252,22 @@ class Rounds:
         return min(left, key=lambda part: (part != worker, part in self._turned_away, part))
 
     def _is_expected(self, part: int) -> bool:
-        """Whether the round has the part's gradient, or a worker that is in time will give it."""
+        """Whether the round has the part's gradient, or a worker that is not late will send it."""
         if part in self._given or self._is_computed(part):
             return True
         if part not in self._seen:
-            return True  # it starts: the chief waits for it
+            return True  # the worker is starting: the chief waits for it
         if part in self._turned_away or part in self._away or self._by_part[part]:
             return False
         return self._is_in_time(self._opened)
 
     def _is_computed(self, part: int) -> bool:
-        """Whether a worker that is in time computes the part."""
+        """Whether a worker that is not late computes the part."""
         leases = self._by_part[part].values()
         return any(lease.worker not in self._away and self._is_in_time(lease.time) for lease in leases)
 
     def _replaced_by(self, worker: int, part: int) -> int | None:
-        """The worker that is lost or late if `worker` computes this part; None if there is none."""
+        """The lost or late worker that `worker` replaces by computing this part; None if it replaces none."""
         if self._by_part[part]:
             return next(reversed(self._by_part[part].values())).worker
         return None if part == worker or part in self._turned_away else part

@@ -1,4 +1,4 @@
-"""Asynchronous updates that another server than 0 holds until server 0 has decided on them."""
+"""Asynchronous updates that servers other than server 0 hold until server 0 has decided on them."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from strategies.servers.wire import Refused
 
 
 class StagedUpdates:
-    """The gradients by their leases. Every method may be called from any thread."""
+    """Staged gradients by their leases. Every method may be called from any thread."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -18,20 +18,20 @@ class StagedUpdates:
         self._open_from = 0
 
     def stage(self, lease: int, gradient: PieceGradient) -> None:
-        """Holds a gradient, unless its lease is over: its worker counts as lost."""
+        """Holds a gradient, unless its lease is over because its worker counts as lost."""
         with self._lock:
             if lease >= self._open_from:
                 self._staged[lease] = gradient
 
     def settle(self, decisions: Decisions, apply: Callable[[PieceGradient, float], object]) -> None:
-        """Applies what was decided and not applied yet, in order, and drops what will never be.
+        """Applies decided updates that are not applied yet, in order, and drops those that will never be applied.
 
         Args:
           decisions: server 0's decisions.
           apply: applies an update, given its gradient and learning rate.
 
         Raises:
-          Refused: decisions or updates are missing; or as `apply`. The updates before it are applied.
+          Refused: decisions or updates are missing, or `apply` raised it. Earlier updates are applied.
         """
         with self._lock:
             if self._end is None:

@@ -1,4 +1,4 @@
-"""What the steps of a run leave on server 0: the model's state, the figures, and the step that was not finite."""
+"""Results of a run's steps on server 0: the model's state, the figures, and the first step that was not finite."""
 
 import threading
 
@@ -12,7 +12,7 @@ class StepResults:
     """The results since the chief's last start.
 
     Attributes:
-      lock: held while a step is counted, and while what belongs together is read.
+      lock: held while a step is counted, and while consistent values are read.
       state: the model's state.
       tally: the figures.
       bad_step: the first step that was not finite, if no step begins after it; else None.
@@ -27,12 +27,12 @@ class StepResults:
         self.restart(ModelState(np.zeros(0), np.zeros(0, bool)))
 
     def restart(self, state: ModelState) -> None:
-        """The chief has set this state: figures are counted from here."""
+        """Sets the state given by the chief, and restarts the figures."""
         self.state, self.tally = state, Tally()
         self.bad_step: int | None = None
 
     def stop_at(self, step: int, *, finite: bool) -> bool:
-        """Whether no step may begin because this one was not finite: true once. The caller holds the lock."""
+        """Ends the run at a step that was not finite; returns True once. The caller holds the lock."""
         if finite or not self._stops_if_bad or self.bad_step is not None:
             return False
         self.bad_step = step

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class SynchronousSteps:
-    """The gradients of a round are one update, which this server has all servers apply.
+    """The gradients of a round are one update; server 0 makes all servers apply it.
 
     Attributes:
       admission: the rounds; None until the chief's first start.
-      done_by_each: what a worker computes, in words.
+      done_by_each: what a worker computes, for messages.
     """
 
     done_by_each = "part of each batch"
@@ -44,7 +44,7 @@ class SynchronousSteps:
         options: how the group works.
         store: this server's own vectors.
         results: where steps are counted.
-        presence: which workers are there.
+        presence: which workers are connected.
         clipping: clipping of averaged gradients.
         num_workers: number of workers in the cluster.
         connect_others: connects to the other servers.
@@ -53,12 +53,12 @@ class SynchronousSteps:
         self._store, self._results, self._presence = store, results, presence
         self._connect_others, self._others = connect_others, Group((), ())
         self._lease_numbers = itertools.count()
-        # Of the current round: what the gradient of each lease came with.
+        # Of the current round: the message and the state's change that came with each lease's gradient.
         self._parts: dict[int, tuple[Message, np.ndarray]] = {}
         self.admission: Rounds | None = None
 
     def start(self, first: int, positions: Sequence[int] | None) -> None:
-        """The chief has set all vectors: rounds begin from step `first` on, whose batch is the next one."""
+        """For a chief that has set all vectors: rounds begin at step `first`, whose batch is the next one."""
         self.admission = Rounds(
             first,
             num_workers=self._num_workers,
@@ -87,8 +87,8 @@ class SynchronousSteps:
     def granted(self, lease: Lease) -> dict:
         """What a worker must know of its step.
 
-        Warns when the worker replaces another one, once until that returns. One that is still connected is late: a
-        loss.
+        Warns when the worker replaces another one, once until that one returns. A replaced worker that is still
+        connected is late, which counts as a failure.
         """
         is_late = self._presence.replace(lease.replaces, is_first=lease.is_first)
         if is_late is not None:
@@ -102,7 +102,7 @@ class SynchronousSteps:
         return {"batch": lease.step, "done": lease.step, "lease": lease.number, "part": lease.part}
 
     def finish(self, message: Message, change: np.ndarray, gradient: Sequence[np.ndarray]) -> None:
-        """A worker sends this server's piece of its gradient; the other servers hold theirs."""
+        """Handles this server's piece of a worker's gradient; the other servers hold theirs."""
         lease = message["lease"]
         if not self._options.backup_workers and not self.admission.admit(lease):
             return
@@ -129,10 +129,10 @@ class SynchronousSteps:
         apply = {"finite": finite, "weight": weight, "scale": scale, "rate": parts[0][0]["rate"]}
         self._ask_all("apply", request | apply)
         # All under one lock: a report that counts this step has its figures, and no worker begins the next round
-        # before the state is that after this one.
+        # before the state is updated.
         with results.lock:
             if finite and weight:
-                # State that is not averaged changes by the first worker's change alone; the others send zeros.
+                # State that is not averaged changes only by the first worker's change; the others send zeros.
                 results.state.add(sum(change for _, change in parts), weight)
             if results.stop_at(step, finite=finite):
                 self.admission.run_to(0)
