@@ -43,8 +43,8 @@ class PrivateNetwork:
 def private_network() -> Iterator[PrivateNetwork]:
     """Context manager: a network that has only a loopback interface, if the system permits one."""
     with _holder() as holder:
-        is_told = select.select([holder.stdout], [], [], _LIMIT_SECONDS)[0]
-        said = holder.stdout.readline().strip() if is_told else f"no answer for {_LIMIT_SECONDS} seconds"
+        has_answered = select.select([holder.stdout], [], [], _LIMIT_SECONDS)[0]
+        said = holder.stdout.readline().strip() if has_answered else f"no answer for {_LIMIT_SECONDS} seconds"
         if said == _READY:
             yield PrivateNetwork(inside=(sys.executable, "-I", "-S", _ENTER_NETWORK, str(holder.pid)))
         else:

@@ -113,8 +113,8 @@ class StepClosure:
         servers = [_At.of(piece.device, first, rates) for piece in self._vectors.parameters]
         with tf.device(servers[0].device):
             count = tf.constant(self.num_steps, tf.int64)
-            (told,) = call("plan", [servers[0].first, count], [tf.TensorSpec([None], tf.int64)])
-            updates, start, plan = told[0], told[1], told[2:]
+            (answer,) = call("plan", [servers[0].first, count], [tf.TensorSpec([None], tf.int64)])
+            updates, start, plan = answer[0], answer[1], answer[2:]
         frozen = kept_or_pulled(self._vectors.frozen, start, after=updates)
         read = ()
         for index in range(self.num_steps):

@@ -106,8 +106,8 @@ class ServersMembership:
                 f"examples would be repeated or skipped; {KEEPS_ORDER_ADVICE}"
             )
         # Asynchronous workers may shuffle independently: data that differ between readings can't be compared.
-        is_told = self._is_in_step or (found.keeps_order and found.features)
-        examples = {"first_batches": " ".join(map(str, found.examples))} if found.examples and is_told else {}
+        is_compared = self._is_in_step or (found.keeps_order and found.features)
+        examples = {"first_batches": " ".join(map(str, found.examples))} if found.examples and is_compared else {}
         return examples | ({"first_features": " ".join(map(str, found.features))} if found.features else {})
 
     @property

@@ -56,9 +56,9 @@ class TrainerOptions:
             "report_every_steps",
         ):
             value = getattr(self, name)
-            kind, told = (numbers.Integral, "an integer") if name.endswith("steps") else (numbers.Real, "a number")
+            kind, rule = (numbers.Integral, "an integer") if name.endswith("steps") else (numbers.Real, "a number")
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise UserError(f"{name}={value!r}: must be {told}; use for example {name}=1")
+                raise UserError(f"{name}={value!r}: must be {rule}; use for example {name}=1")
             if value is not None and not value > 0:
                 raise UserError(f"{name}={value}: must be more than 0; omit it for the default")
         if not is_integer(self.keep_checkpoints):

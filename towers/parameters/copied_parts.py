@@ -174,7 +174,7 @@ class PlacementOfCopies:
         return {name: part.copies[device]}, slots, self._constraints
 
     def slots_on(self, devices: Sequence[str]) -> dict[str, list]:
-        """The slots on each device, for `towers.parameters.optimizer_bytes.told`."""
+        """The slots on each device, for `towers.parameters.optimizer_bytes.notice_of`."""
         found: dict[str, list] = {device: [] for device in devices}
         for part in self.parts:
             for device, own in part.slots.items():

@@ -22,7 +22,7 @@ import tensorflow as tf
 from towers.owners import Copies, LateOwners, Slices
 from towers.packed_copies import UNPACKED, PackedCopies, PackedOwners
 from towers.parameters.copied_parts import CopiedPart, PlacementOfCopies
-from towers.parameters.optimizer_bytes import told
+from towers.parameters.optimizer_bytes import notice_of
 from towers.parameters.placement import canonical_names, constraints_of
 from towers.parameters.sharded_placement import by_name, owners_of, shards_for
 from towers.tower import ModelVariables
@@ -88,4 +88,4 @@ class CopiedPlacement(PlacementOfCopies):
     def notice(self) -> str:
         """A line for the user: how much optimizer state each device has."""
         slots = self.slots_on(list(self.parts[0].copies))
-        return f"parameters are copied to {len(set(self._towers))} devices; {told(slots)}"
+        return f"parameters are copied to {len(set(self._towers))} devices; {notice_of(slots)}"

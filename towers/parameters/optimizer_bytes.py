@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 
-def told(slots: Mapping[str, Sequence[tf.Variable]]) -> str:
+def notice_of(slots: Mapping[str, Sequence[tf.Variable]]) -> str:
     """'optimizer state: 1,200 bytes on cpu:0, 1,180 on cpu:1'.
 
     Args:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers.devices import HOST
 from towers.owners import ManyOwners, Owners, Slices
 from towers.packed_copies import PackedCopies, PackedOwners
-from towers.parameters.optimizer_bytes import told
+from towers.parameters.optimizer_bytes import notice_of
 from towers.parameters.permission import Permission
 from towers.parameters.placement import (
     apply_rule,
@@ -130,7 +130,7 @@ class ShardedPlacement:
             slots[part.device] += part.slots.values()
         return (
             f"parameters are sharded over {len(owned)} devices: {sum(owned):,} bytes, the fullest has "
-            f"{max(owned):,}, {fullest:.2f} times the mean; {told(slots)}"
+            f"{max(owned):,}, {fullest:.2f} times the mean; {notice_of(slots)}"
         )
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from towers.owners import Copies, Slices
 from towers.parameters.copied_parts import CopiedPart, PlacementOfCopies
 from towers.parameters.held_by_groups import Groups, Held, OwnersOfGroups, held_by_groups
-from towers.parameters.optimizer_bytes import told
+from towers.parameters.optimizer_bytes import notice_of
 from towers.parameters.placement import canonical_names, constraints_of
 from towers.parameters.sharded_placement import by_name, owners_of
 from towers.parameters.shards import Shard
@@ -75,7 +75,7 @@ class ZeroOfGroups(PlacementOfCopies):
         """A line for the user: how much optimizer state each device has."""
         devices = [device for group in self._groups for device in group]
         slots = self.slots_on(devices)
-        return f"{len(self._groups)} towers divide their optimizer state, device by device; {told(slots)}"
+        return f"{len(self._groups)} towers divide their optimizer state, device by device; {notice_of(slots)}"
 
 
 def _parts(held: Held, template: keras.Variable, rule: UpdateRule, groups: Groups) -> list[CopiedPart]:

@@ -173,8 +173,8 @@ def described(
         transfer = max(stage.transfer_seconds for stage in stages)
         played = {count: predicted(name, schedule, layers, count, transfer) for count in others}
         rest = max(0.0, step_seconds - measured)
-        told = ", ".join(_predicted(count, found, rest) for count, found in played.items())
-        lines.append(f"predicted time of a step, {len(layers)} layers divided by their times: {told}")
+        predictions = ", ".join(_predicted(count, found, rest) for count, found in played.items())
+        lines.append(f"predicted time of a step, {len(layers)} layers divided by their times: {predictions}")
     return lines
 
 

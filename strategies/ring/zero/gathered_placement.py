@@ -84,7 +84,10 @@ class GatheredPlacement(OwnedPlacement):
     @property
     def notice(self) -> str:
         """A line for the user: how much of the parameters and of the optimizer state each worker has."""
-        parameters, slots = self._told(self.parameters_with_owners), self._told(self.slots_with_owners)
+        parameters, slots = (
+            self._bytes_by_worker(self.parameters_with_owners),
+            self._bytes_by_worker(self.slots_with_owners),
+        )
         return (
             f"parameters are divided over {self._exchange.num_workers} workers, in bytes: {parameters}; "
             f"optimizer state: {slots}"

@@ -18,7 +18,7 @@ import tensorflow as tf
 from strategies.ring.exchange.collectives import WorkerExchange
 from strategies.ring.owners import SpreadOwners, norms_over_workers
 from strategies.ring.zero.remote_variable import RemoteVariable
-from strategies.ring.zero.zero_placement import SpreadPlacement, told_by_worker
+from strategies.ring.zero.zero_placement import SpreadPlacement, bytes_by_worker
 from towers.owners import ManyOwners, Slices
 from towers.parameters.placement import canonical_names
 from towers.parameters.sharded_placement import by_name, owners_of
@@ -253,8 +253,8 @@ class SpreadGroups:
     def notice(self) -> str:
         """A line for the user: how much of the optimizer state each worker has."""
         count = self._exchange.num_workers
-        told = told_by_worker(self.slots_with_owners, count)
-        return f"optimizer state is divided over {count} workers, in bytes: {told}"
+        held = bytes_by_worker(self.slots_with_owners, count)
+        return f"optimizer state is divided over {count} workers, in bytes: {held}"
 
 
 def _joined(of_devices: Sequence, dimension: int) -> SlicedVariable:

@@ -121,9 +121,9 @@ class OwnedPlacement:
         found = {"parameters": self.parameters_with_owners, "slots": self.slots_with_owners}
         return [each for kind in self.spread_kinds for each in found[kind]]
 
-    def _told(self, variables: Sequence[tuple[tf.Variable | RemoteVariable, int]]) -> str:
+    def _bytes_by_worker(self, variables: Sequence[tuple[tf.Variable | RemoteVariable, int]]) -> str:
         """How many bytes of some variables each worker has, for the user."""
-        return told_by_worker(variables, self._exchange.num_workers)
+        return bytes_by_worker(variables, self._exchange.num_workers)
 
 
 class SpreadPlacement(OwnedPlacement):
@@ -201,11 +201,11 @@ class SpreadPlacement(OwnedPlacement):
     @property
     def notice(self) -> str:
         """A line for the user: how much of the optimizer state each worker has."""
-        count, told = self._exchange.num_workers, self._told(self.slots_with_owners)
-        return f"optimizer state is divided over {count} workers, in bytes: {told}"
+        count, held = self._exchange.num_workers, self._bytes_by_worker(self.slots_with_owners)
+        return f"optimizer state is divided over {count} workers, in bytes: {held}"
 
 
-def told_by_worker(variables_with_owners: Sequence[tuple], num_workers: int) -> str:
+def bytes_by_worker(variables_with_owners: Sequence[tuple], num_workers: int) -> str:
     """How many bytes of some variables each worker has, for the user; a variable comes with its owner's rank."""
     held = [0] * num_workers
     for variable, owner in variables_with_owners:

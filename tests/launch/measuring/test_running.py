@@ -33,9 +33,9 @@ if "--rank" in sys.argv:
 elif "TF_CONFIG" not in os.environ:
     ranks = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank)]) for rank in range(2)]
     sys.exit(max(rank.wait() for rank in ranks))
-told = json.loads(os.environ["TF_CONFIG"])
-host, port = told["cluster"]["worker"][0].split(":")
-if told["task"]["index"] == 0:
+config = json.loads(os.environ["TF_CONFIG"])
+host, port = config["cluster"]["worker"][0].split(":")
+if config["task"]["index"] == 0:
     peer, _ = socket.create_server((host, int(port))).accept()
     began, received = time.monotonic(), 0
     while chunk := peer.recv(1 << 20):
