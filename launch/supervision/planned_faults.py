@@ -48,8 +48,9 @@ class PlannedFault:
         return any(each.name == self.name and self._is(each) for each in (*outcome.exits, *outcome.replaced))
 
     def recovered(self, restart: int) -> str:
-        """The launcher's message when the cluster has recovered from the fault."""
-        return f"recovered: {self.name} was {_DONE[self.kind]} at step {self.step}, restart {restart} completed"
+        """The launcher's message when the cluster has recovered from the fault, after so many restarts."""
+        how = f"restart {restart} completed" if restart else "the others completed"
+        return f"recovered: {self.name} was {_DONE[self.kind]} at step {self.step}, {how}"
 
     def _is(self, found: Exit) -> bool:
         was_killed = found.sent is None and found.code == -signal.SIGKILL
@@ -86,7 +87,8 @@ def planned_faults(
             raise UserError(
                 f"{fault.flag}: no other worker would notice that {fault.name} hangs; add a worker, or use --kill"
             )
-        if max_restarts == 0:
+        others_continue = fault.name in roles.replaceable and set(roles.replaceable) - {fault.name, *found}
+        if max_restarts == 0 and not (kind == "kill" and others_continue):
             raise UserError(f"{fault.flag}: the cluster would not restart after the fault; add --max_restarts=1")
         found[fault.name] = fault
     return found

@@ -545,6 +545,13 @@ if not (here / "again").exists() and EXPECTED:
         assert first.startswith("restart 1 of 1: worker:1 failed: ")
         assert last == f"recovered: worker:1 was {done} at step 20, restart 1 completed"
 
+    def test_workers_of_servers_continue_without_a_killed_one(self, tmp_path):
+        program = f"EXPECTED = False\n{self.PROGRAM}\ntime.sleep(60) if name == 'ps:0' else until_marked('fault')"
+        done = run_cluster(tmp_path, program, "--workers=2", "--ps=1", "--chief", "--kill=worker:1@step20")
+        assert done.code == 0, done.err
+        assert "warning: worker:1 was lost: killed by SIGKILL; the others continued without it" in done.err
+        assert done.out.splitlines()[-1] == "recovered: worker:1 was killed at step 20, the others completed"
+
     def test_a_fault_that_did_not_happen(self, tmp_path):
         program = f"EXPECTED = False\n{self.PROGRAM}"
         done = run_cluster(tmp_path, program, "--workers=2", "--kill=worker:1@step50", "--max_restarts=1")
@@ -661,6 +668,10 @@ MISTAKES = (
     (
         ["--stop=worker:1@step3", "--", "ls"],
         "--stop=worker:1@step3: the cluster would not restart after the fault; add --max_restarts=1",
+    ),
+    (
+        ["--ps=1", "--chief", "--kill=worker:0@step3", "--kill=worker:1@step3", "--", "ls"],
+        "--kill=worker:1@step3: the cluster would not restart after the fault; add --max_restarts=1",
     ),
     (
         ["--workers=1", "--stop=worker:0@step3", "--max_restarts=1", "--", "ls"],
