@@ -92,7 +92,12 @@ class StagedTowers:
         self._shares = shares
         by_default = self.options.microbatches is None and isinstance(self.options.schedule, str)
         check_microbatches(
-            self._task.batch_size, self._step.accumulation, self.microbatches, shares, by_default=by_default
+            self._task.batch_size,
+            self._step.accumulation,
+            self.microbatches,
+            shares,
+            num_own=self.devices.num_towers,
+            by_default=by_default,
         )
         if self._step.batch_stats == "synced" and len(shares) > 1:
             raise UserError(

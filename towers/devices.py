@@ -5,6 +5,7 @@ Only this file and `device_setup.py` distinguish CPUs and GPUs. All others use d
 
 import dataclasses
 
+from towers.errors import UserError
 from towers.hardware.gpus import Gpu
 
 # Parameter device: chosen by the number of GPUs and the model's size; without GPUs the first CPU.
@@ -157,13 +158,27 @@ class Devices:
         return dataclasses.replace(self, towers=self.towers[:count], lowered_from=self.num_towers)
 
     def grouped(self, groups: tuple[tuple[str, ...], ...]) -> "Devices":
-        """The same devices in groups, one for each tower: see `towers.grid.Grid.groups`."""
+        """The same devices in groups, one for each tower: see `towers.grid.Grid.groups`.
+
+        Raises:
+          UserError: groups of unequal sizes, or a device that is unknown or twice in them.
+        """
+        self._check_groups(groups)
         towers = tuple(group[0] for group in groups)
         # Parameters and updates are on the devices of the groups; only scalars meet on this device.
         parameters = towers[0] if is_gpu(towers[0]) else self.parameters
         return dataclasses.replace(
             self, towers=towers, parameters=parameters, groups=groups, default_of_cores=0, lowered_from=0
         )
+
+    def _check_groups(self, groups: tuple[tuple[str, ...], ...]) -> None:
+        named = [device for group in groups for device in group]
+        is_equal = bool(named) and len({len(group) for group in groups}) == 1
+        if not is_equal or len(set(named)) < len(named) or not set(named) <= set(self.towers):
+            raise UserError(
+                f"groups={groups}: must be one or more groups of as many devices each, every one once and of "
+                f"{', '.join(self.towers)}; use for example Grid(data=2, stage=2).groups(devices.towers)"
+            )
 
     @property
     def notices(self) -> list[str]:

@@ -91,7 +91,7 @@ class Engine(abc.ABC):
         self.batch_spec = parts_of(batch_spec)[0]
         self.parts = TowerParts.of_one_process(devices.num_towers) if parts is None else parts
         all_shares = self.parts.all_shares
-        split.check_batch_size(task.batch_size, options.accumulation, all_shares)
+        split.check_batch_size(task.batch_size, options.accumulation, all_shares, len(self.parts.shares))
         check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(all_shares))
         num_cuts = options.accumulation * (microbatches or 1)
         num_examples = split.fewest_examples(task.batch_size, num_cuts, all_shares)

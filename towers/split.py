@@ -109,8 +109,15 @@ def _ends(num_examples: tf.Tensor, fractions: np.ndarray) -> tf.Tensor:
     return tf.cast(ends, tf.int32)
 
 
-def check_batch_size(batch_size: int, accumulation: int, shares: Sequence[float]) -> None:
+def check_batch_size(
+    batch_size: int, accumulation: int, shares: Sequence[float], num_own: int | None = None
+) -> None:
     """Checks that a full batch has an example for every tower in each of its microbatches.
+
+    Args:
+      batch_size, accumulation: examples of a batch, and number of microbatches.
+      shares: relative number of examples of each tower, over all processes.
+      num_own: number of towers of this process; None for all.
 
     Raises:
       UserError: a microbatch would be empty, or a tower would get no example of it.
@@ -126,9 +133,11 @@ def check_batch_size(batch_size: int, accumulation: int, shares: Sequence[float]
         return
     of_what = "batch" if accumulation == 1 else f"microbatch (accumulation={accumulation})"
     if smallest < len(parts):
+        is_alone = num_own is None or num_own == len(parts)
+        fewer = f"num_towers={smallest}" if is_alone else f"at most {smallest} towers in all processes together,"
         raise UserError(
             f"{len(parts)} towers for a {of_what} of {smallest}: every tower needs at least one example; "
-            f"use num_towers={smallest} or a {of_what} of {len(parts)} examples"
+            f"use {fewer} or a {of_what} of {len(parts)} examples"
         )
     raise UserError(
         f"shares {','.join(f'{share:g}' for share in shares)} leave a tower without an example of a {of_what} "

@@ -125,7 +125,9 @@ def devices_from_flags() -> Devices:
     spread = spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload)
     check_spread(FLAGS.strategy, spread)
     gpus, kind = _own_gpus()
-    grid = sliced_grid() or branched_grid() or grid_from_flags(num_stage_devices())
+    # Each refuses its own flags with another strategy, so both are called.
+    sliced, branched = sliced_grid(), branched_grid()
+    grid = sliced or branched or grid_from_flags(num_stage_devices())
     devices = configure_devices(
         num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
         kind=kind,

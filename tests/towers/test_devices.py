@@ -324,3 +324,18 @@ def test_a_run_on_gpus_says_in_what_it_computes(tf32, words):
     towers = ("/device:GPU:0", "/device:GPU:1")
     (notice,) = Devices(towers=towers, parameters="/device:CPU:0", tf32=tf32).notices
     assert words in notice
+
+
+A, B, C, D = (f"/device:CPU:{index}" for index in range(4))
+
+
+@pytest.mark.parametrize(
+    "groups", [(), ((),), ((A,), (B, C)), ((A, A),), ((A, B), (B, C)), ((A, "/device:CPU:7"),)]
+)
+def test_groups_that_are_refused(groups):
+    with refused(f"groups={groups}", "as many devices each", f"of {A}, {B}, {C}, {D}", "groups(devices.towers)"):
+        cpus(4).grouped(groups)
+
+
+def test_groups_may_leave_a_device_out():
+    assert cpus(4).grouped([[A, C]]).num_towers == 1

@@ -106,7 +106,10 @@ def test_shares_that_are_refused(given_shares, parts):
 
 def test_a_batch_smaller_than_the_towers():
     with refused("4 towers for a batch of 3", "num_towers=3"):
-        split.check_batch_size(3, 1, split.even_shares(4))
+        split.check_batch_size(3, 1, split.even_shares(4), 4)
+    # num_towers are those of one process.
+    with refused("example; use at most 3 towers in all processes together, or a batch of 4 examples"):
+        split.check_batch_size(3, 1, split.even_shares(4), 2)
 
 
 def test_a_share_too_small_for_the_batch():

@@ -77,8 +77,8 @@ def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
         )
     if not found:
         raise UserError(
-            f"recompute={recompute!r}: model {model.name!r} is one part: every cut between its layers crosses "
-            "several tensors; use recompute='none'"
+            f"recompute={recompute!r}: model {model.name!r} is one part, as nowhere a single tensor connects "
+            "trained layers with trained layers after them; use recompute='none'"
         )
     return found
 

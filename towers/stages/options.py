@@ -119,14 +119,21 @@ def _are_sizes(balance) -> bool:
 
 
 def check_microbatches(
-    batch_size: int, accumulation: int, microbatches: int, shares: tuple[float, ...], *, by_default: bool = False
+    batch_size: int,
+    accumulation: int,
+    microbatches: int,
+    shares: tuple[float, ...],
+    *,
+    num_own: int | None = None,
+    by_default: bool = False,
 ) -> None:
     """Checks that a full batch has an example for every tower in each microbatch of its pipeline.
 
     Args:
       batch_size, accumulation: number of examples of a batch, and of parts that it is divided into first.
       microbatches: number of microbatches.
-      shares: relative number of examples of each tower.
+      shares: relative number of examples of each tower, over all processes.
+      num_own: number of towers of this process; None for all.
       by_default: whether `microbatches` is a default that the user did not choose.
 
     Raises:
@@ -141,8 +148,10 @@ def check_microbatches(
         of_what = "batch" if accumulation == 1 else f"microbatch (accumulation={accumulation})"
         most = next(filter(is_enough, range(min(microbatches, smallest), 0, -1)), None)
         fewer = f"use microbatches={most} or less, or" if most else "use"
+        count = len(shares)
+        towers = f"num_towers={count}" if num_own in (None, count) else f"{count} towers in all processes"
         raise UserError(
             f"microbatches={microbatches}{' (by default, twice the stages)' if by_default else ''}, "
-            f"num_towers={len(shares)} and a {of_what} of {smallest}: each tower "
+            f"{towers} and a {of_what} of {smallest}: each tower "
             f"needs an example of each microbatch; {fewer} a larger batch"
         )

@@ -9,6 +9,7 @@ from absl.testing import flagsaver
 from launch import train  # noqa: F401, defines the flags
 from launch.flags import devices
 from launch.membership import shared_cores
+from tests.towers.user_errors import refused
 from towers.devices import Devices
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
@@ -26,6 +27,20 @@ def configured(monkeypatch, settings: dict) -> dict:
             flags.FLAGS[name].value = value
         devices.devices_from_flags()
     return found
+
+
+@pytest.mark.parametrize(
+    "settings, flag",
+    [
+        ({"strategy": "slices", "branch_devices": 3}, "--branch_devices"),
+        ({"strategy": "ring", "grid": "slice:2", "branch_devices": 3}, "--branch_devices"),
+        ({"strategy": "branches", "slices": 3}, "--slices"),
+    ],
+    ids=str,
+)
+def test_slices_refuse_the_flags_of_branches_and_the_reverse(monkeypatch, settings, flag):
+    with refused(f"{flag} with --strategy={settings['strategy']}", f"omit {flag}"):
+        configured(monkeypatch, settings)
 
 
 AVX512 = ("avx2", "avx512f")

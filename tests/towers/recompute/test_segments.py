@@ -134,6 +134,14 @@ def test_a_model_without_parts_is_refused():
         StepOptions(recompute="some")
 
 
+def test_frozen_layers_after_the_trained_ones_are_no_parts():
+    model = chain(0)
+    for layer in model.layers[2:]:
+        layer.trainable = False
+    with refused("is one part, as nowhere a single tensor connects trained layers with trained layers after them"):
+        segments_of(model, "full")
+
+
 def test_the_notice_names_the_parts():
     (line,) = notices(text_model(), "full")
     assert "5 parts of the model again: token_embedding, block_0, ..., final_norm" in line

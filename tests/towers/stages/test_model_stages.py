@@ -138,6 +138,8 @@ def test_every_tower_needs_an_example_of_each_microbatch():
     # Each microbatch has to have four examples: of two or three the first tower gets all.
     with refused("microbatches=5, num_towers=2 and a batch of 10", "use microbatches=2 or less"):
         check_microbatches(10, 1, 5, (3.0, 1.0))
+    with refused("microbatches=5, 2 towers in all processes and a batch of 10", "use microbatches=2 or less"):
+        check_microbatches(10, 1, 5, (3.0, 1.0), num_own=1)
     check_microbatches(10, 1, 2, (3.0, 1.0))
     with refused("an example of each microbatch; use a larger batch"):
         check_microbatches(10, 1, 5, (99.0, 1.0))
