@@ -47,3 +47,19 @@ def test_one_line_names_flag_and_owner(ends, name):
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_does_no_harm_passes(ends, name):
     assert (ends[name].code, errors(ends[name])) == (0, [])
+
+
+@pytest.mark.parametrize("program", ["evaluate", "export"])
+@pytest.mark.parametrize(
+    "flag, said",
+    [
+        ("--text_examples=200", "has no checkpoint yet"),
+        ("--flip=alternating", "--flip=alternating with --task=text: it belongs to --task=shapes"),
+    ],
+)
+def test_what_reads_a_run_asks_the_task_of_the_run(tmp_path, program, flag, said):
+    (tmp_path / "flags.txt").write_text("--task=text\n--model=transformer_tiny\n--batch_size=8\n")
+    done = run_forked("-m", f"launch.{program}", "--directory=.", flag, cwd=tmp_path)
+    (line,) = errors(done)
+    assert done.code == 2
+    assert said in line
