@@ -19,6 +19,8 @@ REFUSED = {
     "schedule": (["--boundaries=1,2"], "--boundaries=1,2 with --schedule=one_cycle", "=piecewise; use that"),
     "task": (["--text_length=8"], "--text_length=8 with --task=shapes", "=text; use that, or omit --text_length"),
     "images": (["--task=text", "--flip=alternating"], "--flip=alternating with", "=shapes, cifar10 or tfds:NAME"),
+    "folder": (["--data_dir=a"], "--data_dir=a with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
+    "memory": (["--task=text", "--cache_gib=1"], "--cache_gib=1.0 with --task=text", "=cifar10 or tfds:NAME"),
     "sets": (["--image_size=8"], "--image_size=8 with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
 }
 TAKEN = {
