@@ -10,6 +10,7 @@ that several processes trained.
 from absl import flags
 
 from launch import binary, training
+from launch.flags.belonging import wait_for_run
 from launch.flags.saved_flags import load_flags
 from launch.flags.task import task_from_flags
 from strategies.registry import cluster_kind, strategy_names
@@ -25,6 +26,7 @@ flags.register_validator(
     lambda name: name not in _OF_SERVERS,
     message="no parameter servers are needed to read a checkpoint: omit --strategy",
 )
+wait_for_run()
 
 
 def restored_trainer() -> Trainer:

@@ -144,8 +144,9 @@ def _image_set(name: str, **where: object) -> ImageSet:
         return tfds_set(name.removeprefix(TFDS_PREFIX), **where)
     if name in _SETS:
         return _SETS[name](**where)
-    nearest = difflib.get_close_matches(name, task_names(), n=1, cutoff=0.0)[0]
-    raise UserError(f"task={name!r}: must be one of {', '.join(task_names())}; did you mean {nearest!r}?")
+    near = difflib.get_close_matches(name, task_names(), n=1)
+    meant = repr(near[0]) if near else f"{TFDS_PREFIX + name!r}, a set of TFDS"
+    raise UserError(f"task={name!r}: must be one of {', '.join(task_names())}; did you mean {meant}?")
 
 
 def _check_network(task: str, network: str) -> None:

@@ -1,6 +1,7 @@
 """Flags that serve only some values of another flag: with another value they would do nothing, and are refused."""
 
 import dataclasses
+from collections.abc import Collection
 
 from absl import flags
 
@@ -19,6 +20,8 @@ class _Served:
 
 
 _SERVED: list[_Served] = []
+# True for each call of `wait_for_run`.
+_WAITING: list[bool] = []
 
 
 def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
@@ -26,18 +29,30 @@ def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
     _SERVED.append(_Served(flag, values, names))
 
 
-def check_belonging() -> None:
+def wait_for_run() -> None:
+    """Notes that this program loads the flags of a run, whose task decides what its own flags do."""
+    _WAITING.append(True)
+
+
+def check_belonging(given: Collection[str] | None = None) -> None:
     """Refuses what is on the command line but does nothing there. Defaults pass, and the values of a recipe.
+
+    Args:
+      given: names of the flags on the command line, once those of a run are loaded. None: nothing was loaded, and
+        after `wait_for_run` nothing is checked yet.
 
     Raises:
       UserError: such a flag.
     """
+    if given is None and _WAITING:
+        return
     for served in _SERVED:
         chosen = FLAGS[served.flag].value
         if chosen in served.values or f"{chosen.partition(':')[0]}:NAME" in served.values:
             continue
         for flag in map(FLAGS.__getitem__, served.names):
-            if flag.present and flag.value != flag.default:
+            is_given = flag.present if given is None else flag.name in given
+            if is_given and flag.value != flag.default:
                 owners = f"{served.flag}={either(served.values)}"
                 raise misplaced(flag.name, served.flag, owners, given=flag.serialize(), use=use_one(served.values))
 

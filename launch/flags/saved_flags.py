@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from absl import flags
 
+from launch.flags.belonging import check_belonging
 from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback, Run, writing
 from strategies.registry import cluster_kind
@@ -76,8 +77,8 @@ def load_flags(directory: str | None) -> None:
     A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster.
 
     Raises:
-      UserError: `directory` is None or empty, holds no run, or that of a program that has no flags of tasks; or a
-        value in its file of flags is wrong.
+      UserError: `directory` is None or empty, holds no run, or that of a program that has no flags of tasks; a
+        value in its file of flags is wrong; or a flag on the command line does nothing in this run.
     """
     if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
@@ -106,6 +107,7 @@ def load_flags(directory: str | None) -> None:
                 FLAGS[name].parse(value)
             except flags.Error as error:
                 raise UserError(f"{path}: {error}; correct this line, or give --{name} here too") from error
+    check_belonging(given)
 
 
 def saved_precision(directory: pathlib.Path | None) -> str | None:

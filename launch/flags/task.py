@@ -115,7 +115,7 @@ number_of_threads("input_threads")
 serves("task", (CLICKS,), "click_tables", "click_rows", "click_width", "click_examples")
 serves("task", (TEXT,), "text_tokens", "text_length", "text_examples", "text_dropout")
 serves("task", _IMAGE_TASKS, "augment", "crop_padding", "crop_fill", "flip", "label_smoothing")
-serves("task", tuple(task for task in _IMAGE_TASKS if task != "shapes"), "image_size")
+serves("task", tuple(task for task in _IMAGE_TASKS if task != "shapes"), "image_size", "data_dir", "cache_gib")
 listed_in_help(__name__)
 
 

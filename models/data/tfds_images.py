@@ -31,6 +31,8 @@ _DECODED_AT_ONCE = 256
 _DECODED_BYTES_AT_ONCE = 8 << 20
 # name or name/config, with or without :version. For other names TFDS would use the network.
 _NAME = re.compile(r"[A-Za-z]\w*(/[\w.+=-]+)?(:\d+\.\d+\.\d+)?")
+# What TFDS says of a version or a configuration that a set does not have.
+_NO_SUCH_VARIANT = re.compile(r"Dataset \S+ cannot be loaded at version .*\w|BuilderConfig \S+ not found")
 
 
 class NotPrepared(UserError):
@@ -125,7 +127,7 @@ def prepared_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilde
 
     Raises:
       NotPrepared: the set is not prepared there; the message says how to prepare it with and without a network.
-      UserError: the name is not one of TFDS.
+      UserError: the name is not one of TFDS, or TFDS's set has no such version or configuration.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"tfds:{name}: not a TFDS name; use a name like mnist, name/config or name:1.0.0")
@@ -137,6 +139,13 @@ def prepared_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilde
     except tfds.core.DatasetNotFoundError:
         what = f"tfds:{name}: no such set in TFDS, and none in data_dir={data_dir}"
         raise _not_prepared(what, name, data_dir) from None
+    except (AssertionError, ValueError) as error:
+        found = _NO_SUCH_VARIANT.search(str(error))
+        if found is None:
+            raise
+        raise UserError(
+            f"tfds:{name}: {found.group()}; give another version or configuration, or omit it"
+        ) from error
     if not builder.is_prepared():
         raise _not_prepared(f"{name} is not prepared in data_dir={data_dir}", name, data_dir)
     return builder
@@ -230,9 +239,12 @@ def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields)
     images = empty_images((builder.info.splits[split].num_examples, *fields.image_shape))
     at_once = max(1, min(_DECODED_AT_ONCE, _DECODED_BYTES_AT_ONCE // math.prod(fields.image_shape)))
     labels = []
-    for some_images, some_labels in examples.batch(at_once).prefetch(2):
-        images[len(labels) : len(labels) + len(some_labels)] = some_images
-        labels += some_labels.numpy().tolist()
+    try:
+        for some_images, some_labels in examples.batch(at_once).prefetch(2):
+            images[len(labels) : len(labels) + len(some_labels)] = some_images
+            labels += some_labels.numpy().tolist()
+    except tf.errors.OpError as error:
+        raise _unreadable(builder, split, error) from error
     return ImageStore(
         images=taken_over(images[: len(labels)]),
         labels=np.array(labels, np.int64),
@@ -241,12 +253,29 @@ def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields)
     )
 
 
-def _record_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> RecordStore:
-    """Indexes the record files of a split."""
-    ranges = [
+def _unreadable(builder: tfds.core.DatasetBuilder, split: str, error: tf.errors.OpError) -> UserError:
+    """The UserError for a split that TFDS failed to read: it names the file if one is missing or incomplete."""
+    if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
+        try:
+            index_records(_record_ranges(builder, split))
+        except UserError as of_file:
+            return of_file
+    reason = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error)).strip().partition("\n")[0]
+    return UserError(
+        f"{builder.data_dir}: its split {split} can't be read ({reason}): a file is damaged; copy or prepare "
+        "the set again"
+    )
+
+
+def _record_ranges(builder: tfds.core.DatasetBuilder, split: str) -> list[RecordRange]:
+    return [
         RecordRange(path=os.fspath(part.filename), skip=part.skip, take=part.take)
         for part in builder.info.splits[split].file_instructions
     ]
+
+
+def _record_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> RecordStore:
+    """Indexes the record files of a split."""
     wanted = tfds.decode.PartialDecoding({fields.image: True, fields.label: True})
     features = wanted.extract_features(builder.info.features)
 
@@ -254,7 +283,7 @@ def _record_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields
         return _image_and_label(fields, features.deserialize_example(record))
 
     return RecordStore(
-        index=index_records(ranges),
+        index=index_records(_record_ranges(builder, split)),
         decode=decode,
         image_shape=fields.image_shape,
         num_classes=fields.num_classes,

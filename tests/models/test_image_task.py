@@ -199,8 +199,9 @@ def test_unknown_split_is_refused():
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_name():
-    with pytest.raises(UserError, match="did you mean 'shapes'"):
-        build_task("shaeps", network="classic_cnn", batch_size=4)
+    for given, meant in (("shaeps", "'shapes'"), ("mnist", "'tfds:mnist', a set of TFDS")):
+        with pytest.raises(UserError, match=f"did you mean {meant}"):
+            build_task(given, network="classic_cnn", batch_size=4)
     assert task_names() == ("shapes", "cifar10", "clicks", "text", "tfds:NAME")
 
 

@@ -19,6 +19,8 @@ REFUSED = {
     "schedule": (["--boundaries=1,2"], "--boundaries=1,2 with --schedule=one_cycle", "=piecewise; use that"),
     "task": (["--text_length=8"], "--text_length=8 with --task=shapes", "=text; use that, or omit --text_length"),
     "images": (["--task=text", "--flip=alternating"], "--flip=alternating with", "=shapes, cifar10 or tfds:NAME"),
+    "folder": (["--data_dir=a"], "--data_dir=a with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
+    "memory": (["--task=text", "--cache_gib=1"], "--cache_gib=1.0 with --task=text", "=cifar10 or tfds:NAME"),
     "sets": (["--image_size=8"], "--image_size=8 with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
 }
 TAKEN = {
@@ -47,3 +49,19 @@ def test_one_line_names_flag_and_owner(ends, name):
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_does_no_harm_passes(ends, name):
     assert (ends[name].code, errors(ends[name])) == (0, [])
+
+
+@pytest.mark.parametrize("program", ["evaluate", "export"])
+@pytest.mark.parametrize(
+    "flag, said",
+    [
+        ("--text_examples=200", "has no checkpoint yet"),
+        ("--flip=alternating", "--flip=alternating with --task=text: it belongs to --task=shapes"),
+    ],
+)
+def test_what_reads_a_run_asks_the_task_of_the_run(tmp_path, program, flag, said):
+    (tmp_path / "flags.txt").write_text("--task=text\n--model=transformer_tiny\n--batch_size=8\n")
+    done = run_forked("-m", f"launch.{program}", "--directory=.", flag, cwd=tmp_path)
+    (line,) = errors(done)
+    assert done.code == 2
+    assert said in line

@@ -261,6 +261,45 @@ def test_a_split_that_neither_memory_nor_its_files_allow_is_refused(folder):
     assert "cache_bytes=500" in message and "use cache_bytes=4860" in message and "\n" not in message
 
 
+def _cut(file):
+    file.write_bytes(file.read_bytes()[:500])
+
+
+def _change(file):
+    content = bytearray(file.read_bytes())
+    content[500] ^= 255
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (_cut, r"train.tfrecord-00000-of-00001: ends at byte 500, inside record \d+ of 30"),
+        (pathlib.Path.unlink, "train.tfrecord-00000-of-00001: No such file or directory"),
+        (_change, r"damaged/1.0.0: its split train can't be read \(corrupted record at \d+\): a file is damaged"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(tmp_path, damage, said):
+    data_dir = prepare(tmp_path, "damaged", LABELLED, {"train": range(30), "test": range(3)})
+    damage(tmp_path / "damaged" / "1.0.0" / "damaged-train.tfrecord-00000-of-00001")
+    with pytest.raises(UserError, match=said) as error:
+        _ = of("damaged", data_dir).train
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("cifar10:9.9.9", "Dataset cifar10 cannot be loaded at version 9.9.9, only: 3.0.2; give another version"),
+        ("mnist/no_such", "tfds:mnist/no_such: BuilderConfig no_such not found; give another version"),
+    ],
+)
+def test_a_version_or_configuration_that_tfds_does_not_have_is_refused(tmp_path, name, said):
+    with pytest.raises(UserError, match=said) as error:
+        of(name, os.fspath(tmp_path))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["huggingface:mnist", "", "a b", "../mnist", "mnist:latest"])
 def test_names_for_which_tfds_uses_the_network_are_refused(tmp_path, name):
     with pytest.raises(UserError, match="not a TFDS name"):
