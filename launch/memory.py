@@ -30,11 +30,15 @@ from absl import flags
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from launch import binary, training
+from launch import binary
+from launch.flags.belonging import check_belonging
 from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from, positive
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
+from launch.flags.precision import resolve_precision
+from launch.flags.recipes import apply_recipe
+from launch.flags.run import trainer_options_from_flags
 from launch.flags.servers import servers_options
 from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
@@ -54,7 +58,7 @@ from towers.errors import UserError
 from towers.memory.largest_batch import largest_batch
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
-from towers.task import Task
+from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
 # Characters in a line of the table where there is no terminal.
@@ -84,11 +88,13 @@ def main(_) -> int:
         raise UserError("--verify: the run beside it, on one device and in float64, is not predicted; omit it")
     if FLAGS.xla:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
+    devices = _configured()
     task = task_from_flags()
-    options = dataclasses.replace(options_from_flags(training.run_length(task)), xla=False)
+    num_steps = trainer_options_from_flags(None).num_steps(steps_per_epoch(task))
+    options = dataclasses.replace(options_from_flags(num_steps), xla=False)
     modes = ProcessModes(
         task,
-        _placed(task, devices_from_flags(), options),
+        _placed(task, devices, options),
         options,
         pipeline_from_flags() or PipelineOptions(),
         slices_from_flags() or SliceOptions(),
@@ -134,6 +140,15 @@ def _progress(count: int) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         shown, done = progress.add_task("", total=count), itertools.count()
         yield lambda name: progress.update(shown, completed=next(done), description=name)
+
+
+def _configured() -> Devices:
+    """Checks the flags together and configures the devices, as `launch.training`, which would join the cluster."""
+    check_belonging()
+    apply_recipe()
+    devices = devices_from_flags()
+    resolve_precision(devices)
+    return devices
 
 
 def _placed(task: Task, devices: Devices, options: StepOptions) -> Devices:

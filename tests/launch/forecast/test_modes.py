@@ -20,7 +20,7 @@ from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero
 from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, peak_of
 from strategies.servers.options import ServersOptions
 from tests.launch.nursery import run_forked
-from tests.launch.programs import ended, started
+from tests.launch.programs import ended, run, started
 from tests.tiers import first_quick
 from tests.towers.branches.branched_networks import small_inception
 from tests.towers.logical_cpus import cpus, cpus_in_groups
@@ -300,6 +300,21 @@ def test_a_device_that_no_batch_fits(tmp_path):
     assert max(map(len, [head, *rows[: rows.index("")]])) <= 120
     assert last.startswith("no batch of 1 tower in a process fits 1 KiB: one of 1 needs ")
     assert any("--recompute=blocks: model 'tiny' repeats no block" in row for row in rows)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", [["ring"], ["ps", "--staleness=sync"]])
+def test_a_prediction_joins_no_cluster(tmp_path, monkeypatch, strategy):
+    hosts = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"], "ps": ["127.0.0.1:4"]}
+    task = {"type": "worker", "index": 0}
+    for cluster in (None, {"cluster": hosts if strategy[0] == "ps" else {"worker": hosts["worker"]}, "task": task}):
+        if cluster is not None:
+            monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+        flags = ("--model=tiny", "--batch_size=8", "--num_towers=1", f"--strategy={strategy[0]}", *strategy[1:])
+        # Not forked: the nursery has imported launch.training, which joins.
+        end = run("-m", "launch.memory", *flags, "--startup_timeout_seconds=5", cwd=tmp_path)
+        assert end.code == 0, end.err
+        assert "\nps, worker*" in end.out
 
 
 @pytest.mark.full
