@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 
@@ -56,6 +57,7 @@ from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.memory.largest_batch import largest_batch
+from towers.memory.shaped_graph import BatchTooLarge
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.task import Task, steps_per_epoch
@@ -162,7 +164,10 @@ def _largest(modes: ProcessModes, limit_bytes: int) -> int:
     mode = asked_mode(modes.devices)
 
     def needed(length: int) -> float:
-        return modes.process_or_gpu(mode, length).total_bytes
+        try:
+            return modes.process_or_gpu(mode, length).total_bytes
+        except BatchTooLarge:
+            return math.inf
 
     return largest_batch(needed, limit_bytes, multiple=modes.multiple(mode))
 

@@ -303,11 +303,21 @@ def test_a_device_that_no_batch_fits(tmp_path):
 
 
 @pytest.mark.full
+def test_a_memory_with_room_for_more_than_tensorflow_can_count(tmp_path):
+    flags = ("--task=text", "--model=transformer_tiny", "--batch_size=8", "--num_towers=1")
+    end = run_forked("-m", "launch.memory", *flags, "--device_memory=1024TiB", cwd=tmp_path)
+    assert end.code == 0, end.err
+    largest = int(end.out.rpartition("with 1.02e+03 TiB: ")[2])
+    assert 2**31 // (64 * 512) < largest < 2**31
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", [["ring"], ["ps", "--staleness=sync"]])
 def test_a_prediction_joins_no_cluster(tmp_path, monkeypatch, strategy):
-    hosts = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"], "ps": ["127.0.0.1:4"]}
-    task = {"type": "worker", "index": 0}
-    for cluster in (None, {"cluster": hosts if strategy[0] == "ps" else {"worker": hosts["worker"]}, "task": task}):
+    hosts = {"worker": ["127.0.0.1:2", "127.0.0.1:3"]}
+    if strategy[0] == "ps":
+        hosts |= {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:4"]}
+    for cluster in (None, {"cluster": hosts, "task": {"type": "worker", "index": 0}}):
         if cluster is not None:
             monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
         flags = ("--model=tiny", "--batch_size=8", "--num_towers=1", f"--strategy={strategy[0]}", *strategy[1:])
