@@ -17,6 +17,9 @@ class _Served:
     values: tuple[str, ...]
     names: tuple[str, ...]
 
+    def has(self, value: str) -> bool:
+        return value in self.values or f"{value.partition(':')[0]}:NAME" in self.values
+
 
 _SERVED: list[_Served] = []
 
@@ -26,6 +29,11 @@ def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
     _SERVED.append(_Served(flag, values, names))
 
 
+def unserved(flag: str, value: str) -> list[str]:
+    """Names of the flags that do nothing if `flag` has this value."""
+    return [name for served in _SERVED if served.flag == flag and not served.has(value) for name in served.names]
+
+
 def check_belonging() -> None:
     """Refuses what is on the command line but does nothing there. Defaults pass, and the values of a recipe.
 
@@ -33,8 +41,7 @@ def check_belonging() -> None:
       UserError: such a flag.
     """
     for served in _SERVED:
-        chosen = FLAGS[served.flag].value
-        if chosen in served.values or f"{chosen.partition(':')[0]}:NAME" in served.values:
+        if served.has(FLAGS[served.flag].value):
             continue
         for flag in map(FLAGS.__getitem__, served.names):
             if flag.present and flag.value != flag.default:

@@ -233,6 +233,19 @@ def test_the_balance_of_the_flags_is_measured_in_the_mode_that_they_choose(strat
     assert [one for one, has_balance in measured.items() if has_balance] == [strategy]
 
 
+def test_a_measured_mode_gets_no_flags_of_rings_and_servers(monkeypatch):
+    modes = ProcessModes(dense_task(), cpus(2), StepOptions())
+    of_servers = ["--engine=own", "--wire_precision", "bfloat16", "--staleness_aware", "--staleness=8"]
+    monkeypatch.setattr(
+        sys, "argv", ["memory", "--strategy=ps", *of_servers, "--steps_per_execution=4", "--notf32"]
+    )
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        for one, kept in ((TOWERS, ["--steps_per_execution=4", "--notf32"]), (PIPELINE, ["--notf32"])):
+            command = _case(modes, ProcessMode(name=one, num_devices=2, strategy=one)).command
+            assert list(command[command.index("launch.memory") + 1 : command.index("--measure_here")]) == kept
+
+
 @pytest.mark.full
 def test_two_towers_on_cpus_are_one_process(columns):
     two = columns["2 towers"]
