@@ -305,6 +305,8 @@ def start_on_imitated_cpu() -> NoReturn:
 
 def main(arguments: list[str]) -> int:
     check_isa(FLAGS.isa)
+    if FLAGS.compare is None and len(arguments) > 1:
+        raise UserError(f"argument {arguments[1]!r} is no flag: flags begin with --, see --help")
     if FLAGS.measure is not None:
         check_measure()
         if FLAGS.isa != NO_ISA:

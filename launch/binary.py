@@ -166,12 +166,15 @@ def _check_current_folder() -> None:
 def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:
     """Parses flags as absl does, but reports a mistake in one line; returns the other arguments."""
     end = arguments.index("--") if takes_command and "--" in arguments else len(arguments)
+    before = "; put -- before the command" if takes_command else ""
     try:
         rest = flags.FLAGS(arguments[:end])
+    except flags.UnrecognizedFlagError as error:
+        # Without -- it may be a flag of the command, as in python -m launch.train.
+        sys.exit(fail(f"{error}{before}" if end == len(arguments) else error))
     except flags.Error as error:
         sys.exit(fail(error))
     if len(rest) > 1 + takes_operand:
-        before = "; put -- before the command" if takes_command else ""
         sys.exit(fail(f"argument {rest[1 + takes_operand]!r} is no flag: flags begin with --, see --help{before}"))
     return rest + arguments[end + 1 :]
 

@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 
@@ -30,11 +31,15 @@ from absl import flags
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from launch import binary, training
+from launch import binary
+from launch.flags.belonging import check_belonging
 from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from, positive
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
+from launch.flags.precision import resolve_precision
+from launch.flags.recipes import apply_recipe
+from launch.flags.run import trainer_options_from_flags
 from launch.flags.servers import servers_options
 from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
@@ -52,9 +57,10 @@ from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.memory.largest_batch import largest_batch
+from towers.memory.shaped_graph import BatchTooLarge
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
-from towers.task import Task
+from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
 # Characters in a line of the table where there is no terminal.
@@ -86,11 +92,13 @@ def main(_) -> int:
         raise UserError("--verify: the memory of its two runs is not predicted; omit it")
     if FLAGS.xla:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
+    devices = _configured()
     task = task_from_flags()
-    options = dataclasses.replace(options_from_flags(training.run_length(task)), xla=False)
+    num_steps = trainer_options_from_flags(None).num_steps(steps_per_epoch(task))
+    options = dataclasses.replace(options_from_flags(num_steps), xla=False)
     modes = ProcessModes(
         task,
-        _placed(task, devices_from_flags(), options),
+        _placed(task, devices, options),
         options,
         pipeline_from_flags() or PipelineOptions(),
         slices_from_flags() or SliceOptions(),
@@ -138,6 +146,15 @@ def _progress(count: int) -> Iterator[Callable[[str], None]]:
         yield lambda name: progress.update(shown, completed=next(done), description=name)
 
 
+def _configured() -> Devices:
+    """Checks the flags together and configures the devices, as `launch.training`, which would join the cluster."""
+    check_belonging()
+    apply_recipe()
+    devices = devices_from_flags()
+    resolve_precision(devices)
+    return devices
+
+
 def _placed(task: Task, devices: Devices, options: StepOptions) -> Devices:
     """The devices with the parameters where a run of the flags would have them."""
     if not devices.automatic or FLAGS.strategy != TOWERS:
@@ -149,7 +166,10 @@ def _largest(modes: ProcessModes, limit_bytes: int) -> int:
     mode = asked_mode(modes.devices)
 
     def needed(length: int) -> float:
-        return modes.process_or_gpu(mode, length).total_bytes
+        try:
+            return modes.process_or_gpu(mode, length).total_bytes
+        except BatchTooLarge:
+            return math.inf
 
     return largest_batch(needed, limit_bytes, multiple=modes.multiple(mode))
 

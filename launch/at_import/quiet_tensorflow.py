@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from launch.at_import.around_import import around_import
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_XLA_FLAGS = "TF_XLA_FLAGS"
 
 
 def keep_tensorflow_quiet() -> None:
@@ -32,5 +33,9 @@ def _quiet(tensorflow: types.ModuleType) -> Iterator[None]:
     quiet_stderr = importlib.import_module("towers.quiet_stderr")
     with quiet_stderr.stderr_aside():
         yield
-        # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
+    if os.environ.get(_XLA_FLAGS):
+        # Reads the variable. A flag in it that TensorFlow does not know ends the process, with a line on stderr.
+        importlib.import_module("tensorflow.python.client.pywrap_tf_session").TF_GetXlaConstantFoldingDisabled()
+    # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
+    with quiet_stderr.stderr_aside():
         tensorflow.config.list_physical_devices()

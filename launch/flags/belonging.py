@@ -18,6 +18,9 @@ class _Served:
     values: tuple[str, ...]
     names: tuple[str, ...]
 
+    def has(self, value: str) -> bool:
+        return value in self.values or f"{value.partition(':')[0]}:NAME" in self.values
+
 
 _SERVED: list[_Served] = []
 # True for each call of `wait_for_run`.
@@ -34,6 +37,11 @@ def wait_for_run() -> None:
     _WAITING.append(True)
 
 
+def unserved(flag: str, value: str) -> list[str]:
+    """Names of the flags that do nothing if `flag` has this value."""
+    return [name for served in _SERVED if served.flag == flag and not served.has(value) for name in served.names]
+
+
 def check_belonging(given: Collection[str] | None = None) -> None:
     """Refuses what is on the command line but does nothing there. Defaults pass, and the values of a recipe.
 
@@ -47,8 +55,7 @@ def check_belonging(given: Collection[str] | None = None) -> None:
     if given is None and _WAITING:
         return
     for served in _SERVED:
-        chosen = FLAGS[served.flag].value
-        if chosen in served.values or f"{chosen.partition(':')[0]}:NAME" in served.values:
+        if served.has(FLAGS[served.flag].value):
             continue
         for flag in map(FLAGS.__getitem__, served.names):
             is_given = flag.present if given is None else flag.name in given

@@ -9,6 +9,8 @@ _UNITS = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
 }
+# More than any device has. A batch that fits 2**63 bytes has too many numbers for a tensor.
+_MOST_TIB = 1024
 _SHOWN = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -20,14 +22,16 @@ def bytes_from(flag: str, text: str) -> int:
       text: a number and a unit, as '16GiB', '512 MiB' or '80GB'.
 
     Raises:
-      UserError: it is no number with a unit, or not above 0.
+      UserError: it is no number with a unit, not above 0, or more than any device has.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text)
     unit = _UNITS.get(match.group(2).lower()) if match else None
-    found = int(float(match.group(1)) * unit) if match and unit else 0
-    if found <= 0:
+    found = float(match.group(1)) * unit if match and unit else 0.0
+    if found < 1:
         raise UserError(f"--{flag}={text}: give a number above 0 and a unit, as 16GiB, 512MiB or 80GB")
-    return found
+    if found > _MOST_TIB * _UNITS["tib"]:
+        raise UserError(f"--{flag}={text}: no device has so much; give at most {_MOST_TIB}TiB")
+    return int(found)
 
 
 def unit_for(count: float) -> str:

@@ -4,7 +4,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
+from absl import flags
 
+from launch.flags.belonging import unserved
 from launch.flags.grid import divided_by
 from launch.forecast.columns import Column
 from launch.forecast.modes_of_a_process import AXES, PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
@@ -17,6 +19,7 @@ from strategies.training.stop_signals import StopSignals
 from towers.engine import Engine
 from towers.task import InputShard, Task
 
+FLAGS = flags.FLAGS
 # What a process prints: bytes that a step allocates beside what it holds, or all bytes of the fullest GPU.
 PASSING, FULLEST = "passing_bytes", "fullest_gpu_bytes"
 _TIMEOUT_SECONDS = 900.0
@@ -62,6 +65,7 @@ def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int
 
 def _case(modes: ProcessModes, mode: ProcessMode) -> Case:
     of_others = [name for one, names in _OF_ONE_MODE.items() if one != mode.strategy for name in names]
+    of_others += unserved("strategy", mode.strategy)
     # Pipelines and branches have it. It was predicted with if the flags choose the mode.
     of_others += ["balance"] * (AXES.get(mode.strategy) != divided_by())
     of_others += ["tower_shares"] * (modes.shares(mode) is None)
@@ -81,7 +85,7 @@ def _without(words: Sequence[str], *names: str) -> list[str]:
         is_named = word.startswith("-") and name in names
         if not (is_named or skips):
             found.append(word)
-        skips = is_named and not equals
+        skips = is_named and not equals and not FLAGS[name].boolean
     return found
 
 

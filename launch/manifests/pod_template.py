@@ -4,12 +4,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from launch import binary
-from launch.manifests.pods import Pods
+from launch.manifests.pods import SHARED_MEMORY, Pods
 from strategies.cluster import SERVER
+from towers.errors import UserError
 
 # Kubeflow's operator requires these names of the container and the port.
 CONTAINER, PORT_NAME = "tensorflow", "tfjob-port"
 _INDEX = "JOB_COMPLETION_INDEX"
+# Linux starts no program with a variable of 128 KiB, its name included.
+MAX_TF_CONFIG_BYTES = 128 * 1024 - 16
 _SECRET, _SECRET_KEY = "TOWERS_SECRET", "secret"
 
 
@@ -57,16 +60,25 @@ def tf_config_environment(pods: Pods, role: str, host: Callable[[Pods, str, int]
       pods: all pods.
       role: of the Job's pods.
       host: function of the pods, a role and an index that returns the pod's host name.
+
+    Raises:
+      UserError: the text would be too long for the environment.
     """
     task = {"type": role, "index": f"$({_INDEX})"}
     cluster = {
         of_role: [f"{host(pods, of_role, index)}.{pods.name}:{pods.port}" for index in range(count)]
         for of_role, count in pods.counts.items()
     }
+    text = json.dumps({"cluster": cluster, "task": task})
+    if len(text) > MAX_TF_CONFIG_BYTES:
+        raise UserError(
+            f"--name={pods.name}: TF_CONFIG names all pods, of {pods.described}, in {len(text)} bytes, but Linux "
+            f"allows {MAX_TF_CONFIG_BYTES}; choose a shorter name or fewer pods"
+        )
     annotation = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     return [
         {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": annotation}}},
-        {"name": "TF_CONFIG", "value": json.dumps({"cluster": cluster, "task": task})},
+        {"name": "TF_CONFIG", "value": text},
     ]
 
 
@@ -116,5 +128,5 @@ def _volumes(pods: Pods, num_gpus: int) -> list[tuple[dict[str, object], dict[st
     if num_gpus > 1:
         # NCCL connects the GPUs of a pod through shared memory, of which a pod has only 64 MiB by default.
         shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
-        volumes.append((shared, {"name": "shared-memory", "mountPath": "/dev/shm"}))
+        volumes.append((shared, {"name": "shared-memory", "mountPath": SHARED_MEMORY}))
     return volumes

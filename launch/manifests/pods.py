@@ -12,9 +12,10 @@ from launch.manifests.cluster_of_command import check_cluster, num_servers
 from strategies.cluster import CHIEF, SERVER, WORKER
 from towers.errors import UserError
 
-# Linux limits an environment variable to 128 KiB, and TF_CONFIG names every pod.
+# TF_CONFIG names every pod, see MAX_TF_CONFIG_BYTES.
 MAX_WORKERS = MAX_SERVERS = 1000
 MAX_RESTARTS = 1000
+SHARED_MEMORY = "/dev/shm"
 
 # A label of RFC 1123 has at most 63 letters; some names are several labels joined by dots.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -152,6 +153,10 @@ class Pods:
         if not plain or not self.mount.startswith("/") or self.mount.strip("/") == "" or ":" in self.mount:
             raise UserError(
                 f"--mount={self.mount}: must be an absolute path other than /, without '..' and ':', e.g. /data"
+            )
+        if self.mount.rstrip("/") == SHARED_MEMORY:
+            raise UserError(
+                f"--mount={self.mount}: this is the pod's shared memory, which NCCL needs; choose e.g. /data"
             )
 
     def _check_command(self):

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from launch import binary
 from launch.flags.flag_in_command import check_resumes, flag_value
 from launch.manifests.cluster_of_command import check_cluster, num_servers
-from launch.membership.slurm_step import SERVERS_VARIABLE
+from launch.membership.slurm_step import SERVERS_VARIABLE, TASKS_OF_A_NODE
 from towers.errors import UserError
 
 _GPUS = re.compile(r"(?:[\w.-]+:)?0*([1-9][0-9]*)", re.ASCII)
 _TIME = re.compile(r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}")
 _HOME = re.compile(r"~[\w.-]*", re.ASCII)
 _PLAIN = re.compile(r"[\w.,:@/+-]+", re.ASCII)
+# Slurm's own limit for --signal.
+_MOST_GRACE_SECONDS = 65535
 
 # srun --kill-on-bad-exit stops the other tasks when one has failed, and kills them soon after. Exit code 75
 # (interrupted, all is saved) is no failure, and other tasks may still be saving: so each task turns 75 into 0
@@ -103,9 +105,10 @@ def batch_script(job: Job, command: Sequence[str]) -> str:
     """The script to submit with sbatch; every task of its one srun runs `command`.
 
     Raises:
-      UserError: the command could not resume after an interruption, there are too few tasks for its servers, or
-        Slurm could not read an option.
+      UserError: the command could not resume after an interruption, there are too few tasks for its servers or too
+        many on a node, or Slurm could not read an option.
     """
+    _check_numbers(job)
     directory = _directory(command)
     servers = _servers(job, command)
     _check_texts(job)
@@ -199,6 +202,20 @@ def _word(path: str) -> str:
         return home + slash + (shlex.quote(rest) if rest else "")
     # A path that begins with a dash would be an option of mkdir.
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
+
+
+def _check_numbers(job: Job) -> None:
+    """Raises UserError if the tasks of the job, or sbatch, would refuse a number."""
+    if job.tasks_per_node > TASKS_OF_A_NODE:
+        raise UserError(
+            f"--tasks_per_node={job.tasks_per_node}: a job has {TASKS_OF_A_NODE} ports on a node; give at most "
+            f"{TASKS_OF_A_NODE}, each with several towers"
+        )
+    if job.grace_seconds > _MOST_GRACE_SECONDS:
+        raise UserError(
+            f"--grace_seconds={job.grace_seconds}: Slurm sends a signal at most {_MOST_GRACE_SECONDS} seconds "
+            "before the time limit; give fewer"
+        )
 
 
 def _check_texts(job: Job) -> None:

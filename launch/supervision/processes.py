@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from launch.supervision.group_guard import GroupGuard
+from towers.errors import UserError
 
 _DIE_WITH_LAUNCHER = str(pathlib.Path(__file__).with_name("die_with_launcher.py"))
 
@@ -56,6 +57,9 @@ class Process:
         command: the command to run; if it can't be executed, the exit code is a shell's, 126 or 127.
         environment: the whole environment of the process.
         guard: kills the process's group when the launcher dies.
+
+        Raises:
+          UserError: the system lets this process start no other one.
         """
         self.name, self._guard = name, guard
         self.exit: Exit | None = None
@@ -65,16 +69,22 @@ class Process:
         self._was_stopped = False
         self._forwarded: set[int] = set()
         self._started_at = time.monotonic()
-        self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", _DIE_WITH_LAUNCHER, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=dict(environment),
-            # The terminal then signals the launcher only, and killpg reaches all that this process starts.
-            start_new_session=True,
-        )
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", _DIE_WITH_LAUNCHER, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=dict(environment),
+                # The terminal then signals the launcher only, and killpg reaches all that this process starts.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(
+                f"{name} can't be started ({error.strerror}): start fewer processes, or raise the limits that "
+                "ulimit -n and ulimit -u show"
+            ) from None
         guard.watch(self._popen.pid)
 
     @property

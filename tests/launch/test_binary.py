@@ -173,6 +173,7 @@ COMMANDS = (
     ([], 0, "1\n"),
     (["python", "--", "x"], 2, ""),
     (["--unknown", "--", "x"], 2, ""),
+    (["python", "-m", "train"], 2, ""),
 )
 
 
@@ -187,6 +188,8 @@ def test_a_command_follows_a_lone_double_dash(tmp_path):
         assert [ended.code, ended.out] == expected, (flags, ended.err)
     assert "'python' is no flag" in found[3][0].err
     assert "put -- before the command" in found[3][0].err
+    assert "'m'; put -- before the command" in found[5][0].err
+    assert "before the command" not in found[4][0].err
 
 
 STOPPED = """

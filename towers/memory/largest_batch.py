@@ -1,5 +1,6 @@
 """The largest batch that fits a memory."""
 
+import math
 from collections.abc import Callable
 
 
@@ -10,7 +11,8 @@ def largest_batch(bytes_of: Callable[[int], float], limit_bytes: float, *, multi
     meets the limit; every second trial bisects the remaining interval instead, for curves with steps.
 
     Args:
-      bytes_of: bytes for a batch of this many examples; must not decrease, and must exceed the limit somewhere.
+      bytes_of: bytes for a batch of this many examples, infinitely many if it can't be computed; must not decrease,
+        and must exceed the limit somewhere.
       limit_bytes: bytes of the memory.
       multiple: towers times microbatches, so that all parts are equal.
     """
@@ -29,7 +31,8 @@ def largest_batch(bytes_of: Callable[[int], float], limit_bytes: float, *, multi
     may_halve = False
     while fails - fits > 1:
         guess = fits + int((limit_bytes - fits_bytes) * (fails - fits) / (fails_bytes - fits_bytes))
-        guess = (fits + fails) // 2 if may_halve or not fits else min(fails - 1, max(fits + 1, guess))
+        halves = may_halve or not fits or math.isinf(fails_bytes)
+        guess = (fits + fails) // 2 if halves else min(fails - 1, max(fits + 1, guess))
         found = needed(guess)
         may_halve = not may_halve and abs(guess - fits) > 1 and abs(fails - guess) > 1
         if found <= limit_bytes:

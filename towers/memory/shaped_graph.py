@@ -16,6 +16,12 @@ from towers.tracing.flat_graph import FlatGraph
 
 # Name prefix of the placeholders that replace arguments; the original placeholders stay, but nothing reads them.
 ARGUMENT = "argument/"
+# How TensorFlow says that a tensor, or one of its dimensions, would have too many elements.
+_TOO_LARGE = ("is too large", "out of int32 range")
+
+
+class BatchTooLarge(ValueError):
+    """A tensor of a batch would have more elements than TensorFlow can count."""
 
 
 def inlined(concrete) -> tf.compat.v1.GraphDef:
@@ -63,10 +69,18 @@ def shaped(graph_def, arguments: Mapping[str, tuple[tf.Tensor, int | None]]) -> 
     Args:
       graph_def: GraphDef from `inlined`, or of another function.
       arguments: by the name of an argument, a tensor like it, and the batch's length if its dimension 0 is open.
+
+    Raises:
+      BatchTooLarge: TensorFlow can't compute a batch of this length.
     """
     with tf.Graph().as_default() as graph:
-        given = {f"{name}:0": _argument(name, *like) for name, like in arguments.items()}
-        tf.graph_util.import_graph_def(graph_def, input_map=given, name="")
+        try:
+            given = {f"{name}:0": _argument(name, *like) for name, like in arguments.items()}
+            tf.graph_util.import_graph_def(graph_def, input_map=given, name="")
+        except ValueError as error:
+            if any(words in str(error) for words in _TOO_LARGE):
+                raise BatchTooLarge(str(error)) from None
+            raise
     return graph
 
 

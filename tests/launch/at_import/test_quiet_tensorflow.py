@@ -29,6 +29,18 @@ def test_notices_are_printed_if_the_import_fails(tmp_path):
     assert done.err.endswith("ImportError: broken\n")
 
 
+@pytest.mark.full
+def test_a_flag_that_ends_tensorflow_is_named(tmp_path, monkeypatch):
+    program = "import launch, tensorflow"
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory=cache")
+    done = run("-c", program, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_cache=cache")
+    done = run("-c", program, cwd=tmp_path)
+    assert done.code == 1
+    assert done.err.endswith("Unknown flag in TF_XLA_FLAGS: --tf_xla_cache=cache\n")
+
+
 MIRRORED = """
 from launch import binary, training
 from tests.launch.spoilt_task import spoilt_task

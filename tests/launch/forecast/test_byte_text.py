@@ -19,6 +19,13 @@ def test_what_is_no_size_is_refused_in_one_line(text):
         bytes_from("device_memory", text)
 
 
+@pytest.mark.parametrize("text", ["1025TiB", f"{'9' * 400}GiB"])
+def test_more_than_any_device_has_is_refused_in_one_line(text):
+    assert bytes_from("device_memory", "1024TiB") == 2**50
+    with refused(f"--device_memory={text}", "at most 1024TiB"):
+        bytes_from("device_memory", text)
+
+
 def test_bytes_are_written_with_three_digits():
     assert [byte_text(count) for count in (512, 2**20 * 12.34, 2**30 * 999, 2**50)] == [
         "0.5 KiB",

@@ -20,7 +20,7 @@ from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero
 from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, peak_of
 from strategies.servers.options import ServersOptions
 from tests.launch.nursery import run_forked
-from tests.launch.programs import ended, started
+from tests.launch.programs import ended, run, started
 from tests.tiers import first_quick
 from tests.towers.branches.branched_networks import small_inception
 from tests.towers.logical_cpus import cpus, cpus_in_groups
@@ -233,6 +233,19 @@ def test_the_balance_of_the_flags_is_measured_in_the_mode_that_they_choose(strat
     assert [one for one, has_balance in measured.items() if has_balance] == [strategy]
 
 
+def test_a_measured_mode_gets_no_flags_of_rings_and_servers(monkeypatch):
+    modes = ProcessModes(dense_task(), cpus(2), StepOptions())
+    of_servers = ["--engine=own", "--wire_precision", "bfloat16", "--staleness_aware", "--staleness=8"]
+    monkeypatch.setattr(
+        sys, "argv", ["memory", "--strategy=ps", *of_servers, "--steps_per_execution=4", "--notf32"]
+    )
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        for one, kept in ((TOWERS, ["--steps_per_execution=4", "--notf32"]), (PIPELINE, ["--notf32"])):
+            command = _case(modes, ProcessMode(name=one, num_devices=2, strategy=one)).command
+            assert list(command[command.index("launch.memory") + 1 : command.index("--measure_here")]) == kept
+
+
 @pytest.mark.full
 def test_two_towers_on_cpus_are_one_process(columns):
     two = columns["2 towers"]
@@ -300,6 +313,31 @@ def test_a_device_that_no_batch_fits(tmp_path):
     assert max(map(len, [head, *rows[: rows.index("")]])) <= 120
     assert last.startswith("no batch of 1 tower in a process fits 1 KiB: one of 1 needs ")
     assert any("--recompute=blocks: model 'tiny' repeats no block" in row for row in rows)
+
+
+@pytest.mark.full
+def test_a_memory_with_room_for_more_than_tensorflow_can_count(tmp_path):
+    flags = ("--task=text", "--model=transformer_tiny", "--batch_size=8", "--num_towers=1")
+    end = run_forked("-m", "launch.memory", *flags, "--device_memory=1024TiB", cwd=tmp_path)
+    assert end.code == 0, end.err
+    largest = int(end.out.rpartition("with 1.02e+03 TiB: ")[2])
+    assert 2**31 // (64 * 512) < largest < 2**31
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", [["ring"], ["ps", "--staleness=sync"]])
+def test_a_prediction_joins_no_cluster(tmp_path, monkeypatch, strategy):
+    hosts = {"worker": ["127.0.0.1:2", "127.0.0.1:3"]}
+    if strategy[0] == "ps":
+        hosts |= {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:4"]}
+    for cluster in (None, {"cluster": hosts, "task": {"type": "worker", "index": 0}}):
+        if cluster is not None:
+            monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+        flags = ("--model=tiny", "--batch_size=8", "--num_towers=1", f"--strategy={strategy[0]}", *strategy[1:])
+        # Not forked: the nursery has imported launch.training, which joins.
+        end = run("-m", "launch.memory", *flags, "--startup_timeout_seconds=5", cwd=tmp_path)
+        assert end.code == 0, end.err
+        assert "\nps, worker*" in end.out
 
 
 @pytest.mark.full

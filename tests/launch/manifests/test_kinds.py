@@ -269,3 +269,10 @@ def test_a_name_is_short_enough_for_the_pods_host_names(kind, longest):
         documents(kind, ring(name=name, workers=11))
     assert f"--name={name}" in str(error.value)
     assert documents(kind, ring(name=name[1:], workers=11))
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_the_pods_names_fit_a_variable_of_the_environment(kind):
+    with pytest.raises(UserError, match="--name=nnn.* bytes, but Linux allows .*; choose a shorter name or fewer"):
+        documents(kind, with_servers(name="n" * 43, workers=1000, ps=1000))
+    assert documents(kind, with_servers(name="clicks", workers=1000, ps=1000))

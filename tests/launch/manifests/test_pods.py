@@ -35,6 +35,10 @@ REFUSED = {
     "a mount that is not absolute": ({"mount": "data"}, ("--mount=data", "/data")),
     "a mount over everything": ({"mount": "/"}, ("--mount=/:", "/data")),
     "a mount with ..": ({"mount": "/data/../etc"}, ("--mount=/data/../etc",)),
+    "a mount over the shared memory": (
+        {"mount": "/dev/shm/", "command": (*COMMAND, "--directory=/dev/shm/run")},
+        ("--mount=/dev/shm/", "shared memory", "/data"),
+    ),
     "a mount with a colon": ({"mount": "/da:ta"}, ("--mount=/da:ta", "':'")),
     "no command": ({"command": ()}, ("no command", "after --", "launch.train")),
     "a command without a directory": ({"command": COMMAND[:-1]}, ("no --directory", "--directory=/data/run")),

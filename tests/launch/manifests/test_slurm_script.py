@@ -231,6 +231,14 @@ def test_texts_that_slurm_cannot_read_are_refused(name, value):
         batch_script(Job(**{name: value}), TRAIN)
 
 
+def test_numbers_that_the_tasks_or_sbatch_would_refuse():
+    with refused("--tasks_per_node=65", "at most 64"):
+        batch_script(Job(nodes=2, tasks_per_node=65), TRAIN)
+    with refused("--grace_seconds=65536", "at most 65535 seconds"):
+        batch_script(Job(grace_seconds=65536), TRAIN)
+    assert batch_script(Job(tasks_per_node=64, grace_seconds=65535), TRAIN)
+
+
 def test_gpus_that_cannot_be_divided_evenly_are_refused():
     with refused("--gpus_per_node=a100:4", "3 tasks", "multiple of --tasks_per_node"):
         batch_script(Job(gpus_per_node="a100:4", tasks_per_node=3), TRAIN)

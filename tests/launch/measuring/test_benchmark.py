@@ -260,6 +260,8 @@ MISTAKES = (
     (["--compare", "a.json"], "two files are needed"),
     (["--compare", "a.json", "b.json"], "a.json: No such file"),
     (["--compare", "a.json", "b.json", "c.json"], "argument 'c.json' is no flag"),
+    (["a.json", "b.json"], "argument 'b.json' is no flag"),
+    (["towers,2"], "argument 'towers,2' is no flag"),
     (["--num_towers=2"], "--num_towers: each row has its own"),
     (["--steps=3"], "--steps has no effect on a row"),
     (["--directory=run"], "--directory has no effect on a row"),

@@ -8,6 +8,7 @@ import pytest
 
 from launch.supervision.group_guard import GroupGuard
 from launch.supervision.processes import Process
+from tests.towers.user_errors import refused
 
 LIMIT_SECONDS = 20
 
@@ -38,3 +39,9 @@ def test_a_process_is_watched_where_python_has_no_waitid(monkeypatch):
             assert (process.exit.code, process.exit.sent) == (-signal.SIGKILL, None)
         finally:
             process.close()
+
+
+def test_a_process_that_the_system_does_not_start():
+    """Here it refuses a variable that is too long; else a limit is reached."""
+    with GroupGuard() as guard, refused("worker:1 can't be started (Argument list too long)", "ulimit -n"):
+        Process("worker:1", ["true"], {**os.environ, "TF_CONFIG": "x" * 2**18}, guard)

@@ -5,6 +5,7 @@ import pytest
 from towers.memory.largest_batch import largest_batch
 
 CURVES = {
+    "too large from some length on": lambda length: 3 * length if length < 100 else float("inf"),
     "a line": lambda length: 100 + 7 * length,
     "steps": lambda length: 100 + 50 * (length // 8),
     "a workspace that stops growing": lambda length: 10 + 3 * length + min(40, 20 * length),
