@@ -11,7 +11,7 @@ def largest_batch(bytes_of: Callable[[int], float], limit_bytes: float, *, multi
     meets the limit; every second trial bisects the remaining interval instead, for curves with steps.
 
     Args:
-      bytes_of: bytes for a batch of this many examples, infinitely many if it can't be computed; must not decrease,
+      bytes_of: bytes for a batch of this many examples, infinity if it cannot be computed; must not decrease,
         and must exceed the limit somewhere.
       limit_bytes: bytes of the memory.
       multiple: towers times microbatches, so that all parts are equal.
