@@ -8,7 +8,7 @@
 
     python -m launch.benchmark --group=servers --peers=../shared/peers --network=tiny --measured_batch=128 \
             --measured_steps=600
-        measures asynchronous parameter servers, with one to four workers and one or two servers; tf.distribute's
+        measures asynchronous parameter servers (one to four workers, one or two servers) and tf.distribute's
 
     python -m launch.benchmark --group=engines_ring --network=vgg16 --link=1gbit --peers=../shared/peers
         measures rings of two and four processes on both engines and tf.distribute's; each process is on a host of
@@ -46,7 +46,7 @@
         so on; with --isa=avx2 as on a CPU with AVX2
 
     python -m launch.benchmark --group=gpu
-        measures one GPU and all of this machine: parameters on the CPU, copied and divided; mirrored; bfloat16
+        measures one GPU and all GPUs here: parameters on the CPU, copied and divided; mirrored; bfloat16
 
     python -m launch.benchmark --row=towers,2,resnet20,256,bfloat16 --row=ring,2,vgg16,128
         measures rows of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]]

@@ -7,7 +7,7 @@
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
 75  interrupted by SIGTERM, SIGINT or SIGHUP (a closed terminal): the same command resumes from what was saved
-141 the reader of the output has ended, as with `| head`, in a program that only prints; training continues instead
+141 nobody reads the output any more, as after `| head`, of a program that only prints; training continues instead
 """
 
 import atexit
@@ -150,7 +150,7 @@ def _is_full(stream: TextIO) -> bool:
 
 
 def _keep_exit_codes() -> None:
-    """Stops ignoring SIGCHLD, as programs do that some daemons start: exit codes of children would be lost."""
+    """Stops ignoring SIGCHLD, which some daemons make their children do: exit codes would be lost."""
     is_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if is_ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -9,8 +9,8 @@
         recovered: worker:1 was killed at step 20, restart 1 completed
 
 Signals: the launcher forwards Ctrl-C, SIGTERM and SIGHUP (a closed terminal) to the processes. Those that serve
-others, such as parameter servers, get SIGTERM when the others have ended. If the signal kills a process
-that is still starting, that is no failure: it had nothing to save. No process is left running, whatever happens.
+others, such as parameter servers, get SIGTERM when the others have ended. If the signal kills a process that is
+still starting, that is no failure: it had nothing to save. No process is left running, whatever happens.
 
 Logs: the lines of each process are also saved in the run's directory, as logs/worker-1.log.
 

@@ -16,7 +16,7 @@ def check_own_packages() -> None:
     """Returns if all packages of this project lie side by side.
 
     Raises:
-      ImportError: one does not; the message names the file found instead. A program of launch/ prints and exits.
+      ImportError: one does not. The message names the other file; a program of launch/ prints it and exits.
     """
     for name in _PACKAGES:
         problem = _problem(name)

@@ -47,7 +47,7 @@ def misplaced(name: str, decider: str, owners: str, *, given: str = "", use: str
 
     Args:
       name: the flag's name.
-      decider: the flag with whose value it has no effect.
+      decider: the flag whose value leaves it without effect.
       owners: the setting that it belongs to, for example 'strategy=ps'.
       given: the flag with its value, as it is typed; '' for its name alone.
       use: advice about `owners`.

@@ -16,7 +16,7 @@ def asked_mode(devices: Devices) -> ProcessMode:
     grouped = next((mode for mode, axis in AXES.items() if axis == divided_by()), TOWERS)
     count = len(all_devices(devices))
     name = f"{count} tower{'' if count == 1 else 's'}" if grouped == TOWERS else f"{grouped} on {count} devices"
-    # On a ring the workers divide the state, not the towers of one worker.
+    # In a cluster ZeRO divides the state between the workers, not between the towers of one worker.
     over_workers = bool(devices.zero and cluster_kind(FLAGS.strategy))
     return ProcessMode(
         name=name + ", without ZeRO over workers," * over_workers,

@@ -197,8 +197,8 @@ def ring(run: Run) -> Iterator[Column]:
 
     Gradients are exchanged pack by pack as they become ready. So the worker holds the sums of all gradients, and
     one pack as a vector too. With ZeRO-1 it holds a part of the optimizer state, and the sums of that part. When
-    the gradients are freed, it sends its part of the parameters and receives all of them as vectors, which is more
-    only for a small batch.
+    the gradients are freed, it sends its part of the parameters and receives all of them as vectors, which takes
+    more only if the batch is small.
     """
     own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
     parameters, part = own.parameters_bytes, 1 / run.num_workers

@@ -13,7 +13,8 @@ import tensorflow as tf
 DRIVER_SIGNS = (pathlib.Path("/proc/driver/nvidia/version"), pathlib.Path("/dev/nvidia0"))
 _SECONDS = 60.0
 _LOOK = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
-# Parts of TensorFlow 2.21's messages, most specific first; 'Could not find cuda drivers' also means libcudart.
+# Parts of messages that TensorFlow 2.21 logs, the most specific first. It logs 'Could not find cuda drivers' for a
+# missing libcudart too.
 _REASONS = (
     "failed call to cuInit",
     "Cannot dlopen",

@@ -22,7 +22,7 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 _BOTH = (TENSORFLOW, OWN)
-# Groups whose peers are in launch/measuring/peers/, not in --peers.
+# Groups for which --torch needs no --peers: their PyTorch programs are in launch/measuring/peers/.
 _WITH_OWN_PEERS = (cifar_fast_cases, gpu_cases, short_step_cases)
 # Delay of each batch that the slow worker reads: 30 ms per step in sync. An asynchronous worker also reads the
 # batches of the two other workers: 90 ms per step.
@@ -49,7 +49,7 @@ def cases() -> list[Case]:
 
 
 def _check_peers() -> None:
-    """Raises UserError if peers are asked for that no row has."""
+    """Raises UserError if --peers or --torch is given for rows without peers, or --torch lacks --peers."""
     named = "--peers" if FLAGS.peers else "--torch" if FLAGS.torch else ""
     if named and FLAGS.row:
         raise UserError(f"{named}: rows of --row have no peers; use a --group, or omit {named}")
@@ -76,7 +76,7 @@ def towers_cases() -> list[Case]:
 
 
 def kinds_of_cpu_cases() -> list[Case]:
-    """Two towers in both precisions beside PyTorch: few rows, so many rounds, for the table of CPUs."""
+    """Two towers in both precisions beside PyTorch: few rows, for many rounds; for the table of CPUs."""
     rows = [
         own_case(f"towers 2{_said(precision)}", work_of_flags("towers", 2, precision))
         for precision in (FLOAT32, BFLOAT16)

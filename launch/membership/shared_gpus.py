@@ -99,8 +99,9 @@ def num_in_machine(driver: pathlib.Path = DRIVER) -> int:
 def _has_been_given(num_found: int, environ: Mapping[str, str], driver: pathlib.Path) -> bool:
     """Whether the GPUs that this process finds were given to it alone.
 
-    A launcher sets the variable if its processes share GPUs. Slurm says how many GPUs the step has here, or that
-    each task gets its own. If a user names some of the machine's GPUs by hand, they are for this process.
+    A launcher's variable has the value that all its processes got: a process with another CUDA_VISIBLE_DEVICES has
+    GPUs of its own. Slurm says how many GPUs the step has here, or that each task gets its own. Otherwise, if
+    somebody named some of the machine's GPUs, they are this process's.
     """
     given = environ.get(_CUDA)
     if VARIABLE in environ:

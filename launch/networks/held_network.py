@@ -31,9 +31,11 @@ _PR_SET_DUMPABLE = 4
 
 @dataclasses.dataclass(frozen=True)
 class PrivateNetwork:
-    """Attributes:
-    inside: words to put before a command to run it in the network; () if there is no network.
-    problem: why there is no network; '' if there is one.
+    """A private network, or the reason why there is none.
+
+    Attributes:
+      inside: words to put before a command to run it in the network; () if there is no network.
+      problem: why there is no network; '' if there is one.
     """
 
     inside: tuple[str, ...] = ()

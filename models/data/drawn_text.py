@@ -95,7 +95,7 @@ class DrawnText:
     def likely_tokens(self, before: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The tokens of probability 1/2 and 1/4 after the tokens `before`, `last`, each int64 [n].
 
-        Where both hashes give the same token, the usual one is the next token (1 after W).
+        Where both hashes give the same token t, the usual one is t + 1, or 1 if t = W.
         """
         pairs = (before * self.num_tokens + last)[:, None]
         favourite = self._hashed_word("favourite", pairs)

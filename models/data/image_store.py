@@ -86,7 +86,7 @@ def taken_over(images: np.ndarray) -> tf.Tensor:
 class ImageSet:
     """A train store and an eval store, each opened at its first use.
 
-    A process that only needs the shapes, or a server that reads no data, so decodes nothing. A store that is
+    So a process that only needs the shapes, or a server that reads no data, decodes nothing. A store that is
     opened while a graph is traced (in a cluster's dataset function) is opened outside that graph.
 
     Attributes:
