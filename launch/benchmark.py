@@ -28,7 +28,7 @@
         PyTorch
 
     python -m launch.benchmark --measure=batch_stats --network=resnet20 --num_towers=2 --measured_steps=60
-        measures two towers with the statistics of their parts and of the whole batch, in turn in one process;
+        measures two towers with the statistics of their parts and of the whole batch, alternately in one process;
         --group=batch_stats each in a process of its own
 
     python -m launch.benchmark --group=larger_than_a_device --network=transformer --measured_batch=64
@@ -36,7 +36,7 @@
         recomputation beside plain towers; --group=pipeline, sharded or recompute measures a part of it
 
     python -m launch.benchmark --group=kernels --measured_steps=9
-        measures our own kernels beside TensorFlow's, in turn in one process, in CPU time
+        measures the CPU time of our own kernels and TensorFlow's, alternately in one process
 
     python -m launch.benchmark --isa=avx2 --peers=../shared/peers
         measures as on a CPU without AVX-512: the kernels of oneDNN, XLA, NumPy and PyTorch are limited

@@ -21,7 +21,7 @@ from towers.precision import PRECISIONS
 FLAGS = flags.FLAGS
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 NO_LINK = "none"
-# The rate of each kind of link between two processes, in million bits a second and direction.
+# The rate of each kind of link between two processes, in million bits per second in each direction.
 MEGABITS = {"1gbit": 1000, "100mbit": 100}
 # The networks that each of the peers' programs has.
 _PEER_NETWORKS = {
@@ -50,7 +50,7 @@ _OF_ONE_TOWER = {
 
 
 def measured_networks() -> tuple[str, ...]:
-    """Networks to measure: of images, and the transformers."""
+    """Names of the networks that can be measured: those for images, and the transformers."""
     return (*network_names(), *TRANSFORMERS)
 
 

@@ -1,4 +1,4 @@
-"""Measures towers with statistics of the whole batch beside those with their parts', in turn in one process.
+"""Measures towers with statistics of the whole batch and of their own parts, alternately in one process.
 
 On a shared machine the rate of either kind differs by a third between processes, by more than the two kinds differ
 from each other.

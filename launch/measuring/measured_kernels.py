@@ -1,4 +1,4 @@
-"""Measures each of our own kernels beside TensorFlow's own, in turn, in CPU time on one thread.
+"""Measures the CPU time of each of our own kernels and of TensorFlow's, alternately, on one thread.
 
 CPU time hardly changes if other programs use the machine too. A kernel that is slower than TensorFlow's belongs
 behind a gate: `towers.options.StepOptions.kernels` decides which kernels run on which CPU.
