@@ -5,7 +5,7 @@ from launch.at_import.ending_signals import end_at_early_signals
 from launch.at_import.running_program import running_program
 
 open_closed_streams()
-# Before the other imports, which take longer: until here a signal ends the process as Python does, without a line.
+# Before the other imports, which take longer: until this call a signal ends the process without our message.
 end_at_early_signals(running_program())
 
 from launch.at_import.frozen_objects import freeze_imported_objects  # noqa: E402
@@ -16,7 +16,8 @@ from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet  # noqa: E40
 
 check_own_packages()
 check_keras_backend()
-# Chooses TensorFlow's kernels before it is imported. Not sooner: this `towers` may have been another one.
+# Chooses TensorFlow's kernels before TensorFlow is imported, but after `check_own_packages`: another package might
+# be found as `towers`.
 import towers  # noqa: E402, F401
 
 freeze_imported_objects()

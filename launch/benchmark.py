@@ -8,7 +8,7 @@
 
     python -m launch.benchmark --group=servers --peers=../shared/peers --network=tiny --measured_batch=128 \
             --measured_steps=600
-        measures asynchronous parameter servers, one to four workers and one or two servers, and tf.distribute's
+        measures asynchronous parameter servers (one to four workers, one or two servers) and tf.distribute's
 
     python -m launch.benchmark --group=engines_ring --network=vgg16 --link=1gbit --peers=../shared/peers
         measures rings of two and four processes on both engines and tf.distribute's; each process is on a host of
@@ -24,9 +24,11 @@
         measures the network and update rule of --recipe=cifar_fast in float32 and bfloat16; the same in PyTorch
 
     python -m launch.benchmark --group=short_steps --torch=TORCH/bin/python
-        measures a small network, one step an execution of a graph and several; Keras's fit both ways, PyTorch
+        measures a small network with one and with several steps per execution of a graph; Keras's fit both ways;
+        PyTorch
+
     python -m launch.benchmark --measure=batch_stats --network=resnet20 --num_towers=2 --measured_steps=60
-        measures two towers with the statistics of their parts and of the whole batch, in turn in one process;
+        measures two towers with the statistics of their parts and of the whole batch, alternately in one process;
         --group=batch_stats each in a process of its own
 
     python -m launch.benchmark --group=larger_than_a_device --network=transformer --measured_batch=64
@@ -34,16 +36,17 @@
         recomputation beside plain towers; --group=pipeline, sharded or recompute measures a part of it
 
     python -m launch.benchmark --group=kernels --measured_steps=9
-        measures our own kernels beside TensorFlow's, in turn in one process, in CPU time
+        measures the CPU time of our own kernels and TensorFlow's, alternately in one process
 
     python -m launch.benchmark --isa=avx2 --peers=../shared/peers
         measures as on a CPU without AVX-512: the kernels of oneDNN, XLA, NumPy and PyTorch are limited
+
     python -m launch.benchmark --measure=profile --network=resnet20 --num_towers=2 --measured_steps=10
         prints where the CPU time of a step goes: convolutions, their gradients, batch norm, ReLU, additions and
         so on; with --isa=avx2 as on a CPU with AVX2
 
     python -m launch.benchmark --group=gpu
-        measures one GPU and all of this machine's: parameters on the CPU, copied and divided, mirrored, bfloat16
+        measures one GPU and all GPUs here: parameters on the CPU, copied and divided; mirrored; bfloat16
 
     python -m launch.benchmark --row=towers,2,resnet20,256,bfloat16 --row=ring,2,vgg16,128
         measures rows of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]]
@@ -165,8 +168,8 @@ def measure(rows: Sequence[Case], directory: pathlib.Path, is_interrupted: Calla
 
     Raises:
       Interrupted: `is_interrupted()` became True.
-      PeerLost: rows failed, this one first; the others are measured.
-      UserError: a row failed by a user's mistake, which ends this at once.
+      PeerLost: rows failed; raised for the first one, after the others are measured.
+      UserError: a row failed because of a user's mistake; the remaining rows are not measured.
     """
     rounds: dict[str, list[dict]] = {row.name: [] for row in rows}
     failures: dict[str, PeerLost] = {}
@@ -199,7 +202,7 @@ def environment_now() -> dict:
 
 
 def in_words(found: dict) -> str:
-    """A measurement in one line."""
+    """A row's measurement in one round, as one line of text."""
     if "kernels" in found:
         slower = [one["kernel"] for one in found["kernels"] if one["on"] and one["ratio"] > 1]
         return f"{len(found['kernels'])} kernels, slower than TensorFlow's: {'; '.join(slower) or 'none'}"
@@ -281,7 +284,7 @@ def report(directory: pathlib.Path) -> None:
 
 
 def check_measure() -> None:
-    """Raises UserError if --measure was given with rows, of which it would measure none."""
+    """Raises UserError if --measure is combined with --row or --group, which it would ignore."""
     for name in ("row", "group"):
         if FLAGS[name].present:
             raise UserError(
@@ -291,10 +294,10 @@ def check_measure() -> None:
 
 
 def start_on_imitated_cpu() -> NoReturn:
-    """Starts this program anew as on the CPU that --isa names: libraries read the variables as they are loaded.
+    """Restarts this program as on the CPU that --isa names: libraries read their variables when they are loaded.
 
     Raises:
-      UserError: our programs can't compute in this precision there.
+      UserError: our programs can't compute in the precision of --precision on that CPU.
     """
     if reason := why_not_imitated(FLAGS.isa, FLAGS.precision):
         raise UserError(f"--isa={FLAGS.isa} with --precision={FLAGS.precision}: {reason}; use float32")

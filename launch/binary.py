@@ -7,7 +7,7 @@
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
 75  interrupted by SIGTERM, SIGINT or SIGHUP (a closed terminal): the same command resumes from what was saved
-141 nobody reads the output of a program that only prints, as after `| head`; training goes on instead
+141 nobody reads the output any more, as after `| head`, of a program that only prints; training continues instead
 """
 
 import atexit
@@ -37,7 +37,7 @@ from towers.errors import UserError
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
 UNREAD = SHELL_SIGNAL_BASE + signal.SIGPIPE
 _CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
-# What a write says on a full disk, beyond a quota, and beyond a limit on the size of files.
+# Error numbers of a write to a full disk, beyond a quota, and beyond a limit on the size of files.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Seconds that a launcher gives a program from SIGTERM to SIGKILL: enough for a step and a checkpoint.
 SECONDS_TO_SAVE = 120
@@ -54,7 +54,8 @@ def run(
 ) -> None:
     """Runs `main` by absl's app.run. An error of `EXPECTED` becomes one line on stderr and its exit code.
 
-    So does SIGTERM, SIGHUP or Ctrl-C before training begins; from then on the Trainer saves first.
+    SIGTERM, SIGHUP or Ctrl-C before training begins also ends the program with one line and an exit code; during
+    training the Trainer saves first.
 
     When the program ends, Python finalizes no objects in reference cycles: `main` must close its files.
 
@@ -67,14 +68,14 @@ def run(
     _check_current_folder()
     signals = EndingSignals()
     _keep_exit_codes()
-    # A terminal may have no way to show a character of a path. A notebook's stream, or one in memory, takes all.
+    # A terminal's encoding may lack a character of a path. A notebook's stream, or one in memory, lacks none.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
     def guarded(arguments):
         # TFDS and Keras log warnings through absl about mistakes that our own errors report in one line.
         logging.getLogger("absl").setLevel(logging.ERROR)
-        # What is imported by now stays, see launch/at_import/frozen_objects.py.
+        # Objects imported so far live until the end, see launch/at_import/frozen_objects.py.
         gc.freeze()
         try:
             return main(arguments)
@@ -102,7 +103,7 @@ def run(
 
 @contextlib.contextmanager
 def _ended_if_unwritten() -> Iterator[None]:
-    """Context manager: exits without a traceback if stdout takes nothing any more.
+    """Context manager: exits without a traceback if stdout can no longer be written.
 
     Without a reader the program ends quietly, as if SIGPIPE had ended it; on a full disk it ends with one line.
     """
@@ -149,7 +150,7 @@ def _is_full(stream: TextIO) -> bool:
 
 
 def _keep_exit_codes() -> None:
-    """Ends the ignoring of SIGCHLD, which some daemons leave to what they start: exit codes would be lost."""
+    """Stops ignoring SIGCHLD, which some daemons make their children do: exit codes would be lost."""
     is_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if is_ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -186,12 +187,12 @@ def fail(error: object) -> int:
 
 
 def warn(message: object) -> None:
-    """Prints one line."""
+    """Prints `message` as a warning in one line; to stderr."""
     _print_line("warning", message)
 
 
 def note(message: object) -> None:
-    """Prints one line that is no warning; to stderr, because stdout may be read by a program."""
+    """Prints `message` as a note in one line; to stderr, because stdout may be read by a program."""
     _print_line("note", message)
 
 

@@ -33,7 +33,7 @@ def restored_trainer() -> Trainer:
     """A Trainer for the run in --directory, restored from its newest checkpoint or from the one of --resume.
 
     Raises:
-      UserError: the directory holds no run, the run has no checkpoint, or a flag says to read none.
+      UserError: the directory holds no run, the run has no checkpoint, or a flag forbids reading one.
     """
     load_flags(FLAGS.directory)
     for name, value in (("dry_run", FLAGS.dry_run), ("resume=never", FLAGS.resume == "never")):

@@ -37,7 +37,7 @@ _CHECK_SECONDS = 120
 _NUM_EXAMPLES = 4
 _TOLERANCE = 1e-4
 
-# Runs without this project: python -I ignores the current folder and PYTHONPATH, and the last line makes sure.
+# Runs without this project: python -I ignores the current folder and PYTHONPATH, and the last line checks it.
 _LOADER = """
 import sys, numpy, keras
 model = keras.saving.load_model(sys.argv[1])
@@ -65,7 +65,7 @@ def main(_) -> int:
 
 
 def first_inputs(task: Task, model: keras.Model) -> list[np.ndarray]:
-    """The first training examples, an array for each of the model's inputs: ids are those of the data."""
+    """The first training examples, an array for each of the model's inputs. Real ones, so that ids are valid."""
     batch = next(iter(as_batches(task.dataset("train", InputShard()))))
     features = batch.features
     if isinstance(features, Mapping):
@@ -77,12 +77,12 @@ def checked_apart(model: keras.Model, path: pathlib.Path, inputs: Sequence[np.nd
     """Loads the file in a new process without this project; returns the largest difference of the outputs.
 
     Args:
-      model: what the file was made from.
-      path: of the file.
+      model: the exported model.
+      path: its file.
       inputs: some examples, an array for each of the model's inputs.
 
     Raises:
-      UserError: the file does not load there, or not in time, or its outputs differ.
+      UserError: the file does not load in that process, or not in time, or its outputs differ.
     """
     outputs = model.predict_on_batch(keras.tree.pack_sequence_as(model.input, inputs))
     expected = [np.asarray(array) for array in _leaves(outputs)]

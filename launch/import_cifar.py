@@ -111,7 +111,7 @@ def _told_if_full(data_dir: pathlib.Path):
 
 
 def _says_full(error: Exception) -> bool:
-    """Whether the system refused a write for lack of room: of TFDS's errors only the text says so."""
+    """Whether a write failed because the disk is full; TFDS's errors say so only in their text."""
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
@@ -131,8 +131,8 @@ def extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
     """Extracts the files that the builder reads to `folder`, and checks every member of the archive on the way.
 
     Raises:
-      UserError: not a gzipped tar file, a member that is not a regular file in `FOLDER` or is too large, or too
-        many members.
+      UserError: `archive` is not a gzipped tar file, or has too many members, or one that is too large or is not a
+        regular file in `FOLDER`.
     """
     wanted = {f"{FOLDER}/{name}" for name in (*IMAGE_FILES, LABEL_NAMES_FILE)}
     (folder / FOLDER).mkdir(parents=True)
@@ -194,7 +194,7 @@ def check_records(folder: pathlib.Path) -> None:
     TFDS's builder would fail late on a wrong file, or not at all.
 
     Raises:
-      UserError: a file is wrong.
+      UserError: a file fails a check.
     """
     names = [line for line in (folder / LABEL_NAMES_FILE).read_text("utf-8", "replace").split("\n") if line]
     if len(names) != NUM_CLASSES:

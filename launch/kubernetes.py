@@ -94,7 +94,7 @@ def write(text: str, output: str | None) -> None:
         return
     try:
         path = pathlib.Path(output)
-        # It holds a secret. A file that was there before keeps its mode otherwise; a device as /dev/stdout does.
+        # The text holds a secret. `touch` does not change an existing file's mode. A device's mode must stay.
         path.touch(mode=0o600)
         if path.is_file():
             path.chmod(0o600)

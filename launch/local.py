@@ -9,8 +9,8 @@
         recovered: worker:1 was killed at step 20, restart 1 completed
 
 Signals: the launcher forwards Ctrl-C, SIGTERM and SIGHUP (a closed terminal) to the processes. Those that serve
-others, such as parameter servers, get SIGTERM when the others have ended. A process that dies of the signal while
-starting had nothing to save: no failure. No process is left running, whatever happens.
+others, such as parameter servers, get SIGTERM when the others have ended. If the signal kills a process that is
+still starting, that is no failure: it had nothing to save. No process is left running, whatever happens.
 
 Logs: the lines of each process are also saved in the run's directory, as logs/worker-1.log.
 
@@ -24,14 +24,14 @@ then 30 seconds, as the line of the restart says. A signal during a pause ends t
 Private network: where Linux allows it, the cluster runs in a network that has only a loopback interface. Nothing
 outside the cluster can reach its ports, and its processes can't download. --noprivate_network disables it.
 
-NUMA nodes: on a machine with several of equal size, processes that compute run on the cores of one node each, or
-of an equal part of the nodes, if they divide evenly and no container limits their CPU time.
+NUMA nodes: on a machine with several nodes of equal size, each process that computes runs on the cores of one
+node, or of an equal part of the nodes, if nodes and processes divide evenly and no container limits CPU time.
 
 The environment of each process holds TF_CONFIG and
 
 TOWERS_RUN_DIRECTORY   the run's directory, for processes without a --directory of their own
-TOWERS_PROCESSES_HERE  number of processes that compute, and so share this process's cores
-TOWERS_SHARED_GPUS     CUDA_VISIBLE_DEVICES as all processes get it: those that compute divide these GPUs
+TOWERS_PROCESSES_HERE  number of processes that compute on the same cores as this one, itself included
+TOWERS_SHARED_GPUS     the CUDA_VISIBLE_DEVICES of all processes; those that compute divide these GPUs
 TOWERS_FAULT           'kill@20' or 'stop@20': the fault that --kill or --stop plans for this process
 
 Exit codes: see launch/binary.py. If the cluster fails, the exit code is that of the process that caused the
@@ -158,7 +158,7 @@ def run_directory(command: list[str]) -> pathlib.Path:
     if not found:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         found = os.path.join("runs", f"{started}-{os.getpid()}")
-    # As the command's own flag does.
+    # Expanded like the value of the command's own flag.
     return pathlib.Path(os.path.expanduser(found)).absolute()
 
 

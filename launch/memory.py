@@ -1,7 +1,7 @@
 """Predicts the memory of training, for each mode side by side, without training.
 
     python -m launch.memory --model=resnet20 --batch_size=256 --num_towers=2
-        traces a step and prints bytes a device: parameters, gradients, optimizer state, activations, buffers
+        traces a step and prints bytes per device: parameters, gradients, optimizer state, activations, buffers
 
     python -m launch.memory --task=text --model=transformer --device_memory=16GiB
         prints the largest batch that fits a device too
@@ -63,7 +63,7 @@ from towers.stages.options import PipelineOptions
 from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
-# Characters in a line of the table where there is no terminal.
+# Width of the table, in characters, if the output is no terminal.
 _WIDTH_OF_FILES = 120
 flags.DEFINE_string(
     "device_memory",
@@ -138,7 +138,7 @@ def main(_) -> int:
 
 @contextlib.contextmanager
 def _progress(count: int) -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal how many of `count` modes are done; its function is called with the name of the next."""
+    """Shows progress over `count` modes on a terminal; yields a function to call with each next mode's name."""
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -156,7 +156,7 @@ def _configured() -> Devices:
 
 
 def _placed(task: Task, devices: Devices, options: StepOptions) -> Devices:
-    """The devices with the parameters where a run of the flags would have them."""
+    """The devices, with the parameters placed as in a run with these flags."""
     if not devices.automatic or FLAGS.strategy != TOWERS:
         return devices
     return build_strategy(TOWERS, task, devices, options).devices

@@ -71,7 +71,7 @@ def main(action: str, command: Sequence[str]) -> None:
     if not command:
         raise UserError(f"no command given: put it after --, as in {_USAGE}")
     settings = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Job)}
-    # The command's words as they were typed, in any locale, also a name that is no text.
+    # Bytes, so that the command's words stay as typed in any locale, even a file name that is not valid text.
     script = os.fsencode(batch_script(Job(**settings), command))
     if FLAGS.output is None:
         sys.stdout.buffer.write(script)

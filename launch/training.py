@@ -63,7 +63,7 @@ def _configure_at_start() -> None:
         devices = devices_from_flags()
         joined_ring()
         servers_membership()
-        # Computes, which is not allowed before TensorFlow's ring is joined.
+        # Last, because it computes, which is not allowed before TensorFlow's ring is joined.
         resolve_precision(devices)
     except binary.EXPECTED as error:
         sys.exit(binary.fail(error))
@@ -88,7 +88,7 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     options = options or options_from_flags(run_length(task))
     check_step_options(options)
     if FLAGS.verify:
-        # By itself XLA would round the preparation of images, in float32, otherwise than the reference.
+        # Where a strategy chooses XLA itself, XLA rounds the preparation of images (float32) unlike the reference.
         options = dataclasses.replace(options, precision=FLAGS.verify_precision, xla=bool(options.xla))
     shares = numbers_from("tower_shares")
     if membership is not None and membership.role == SERVER:
@@ -122,7 +122,7 @@ def _follow_run(task: Task, devices: Devices, options: StepOptions, *, shares) -
     """Runs an evaluator to its end; returns its exit code.
 
     Raises:
-      UserError: it is not said which run it evaluates.
+      UserError: --directory, the run to evaluate, is missing.
     """
     directory = known_directory()
     if directory is None:
@@ -155,7 +155,8 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] | No
 
     Args:
       strategy: from `build_strategy`.
-      stop_requested: called between steps; training saves and `fit` returns once it returns True. None: see above.
+      stop_requested: called between steps; training saves and `fit` returns once it returns True. None: only
+        these signals stop it.
     """
     files = (*callbacks_from_flags(), SavedFlags()) if strategy.keeps_files else ()
     return Trainer(

@@ -1,7 +1,7 @@
 """What is trained: networks (Keras 3, stock layers only), data sets, and the tasks that join them.
 
-Networks of images take normalised float32 images [N, H, W, C] and return float32 logits [N, num_classes];
-`models.networks.registry` builds them by name. `models.tasks` names the networks of other tasks. This package
+Networks for images take normalised float32 images [N, H, W, C] and return float32 logits [N, num_classes];
+`models.networks.registry` builds them by name. `models.tasks` lists the networks of other tasks. This package
 imports `towers`, never `strategies` or `launch`.
 """
 

@@ -1,4 +1,4 @@
-"""Click prediction: trains a DLRM on ids and dense numbers that are drawn on the fly."""
+"""Click prediction: trains a DLRM on ids and dense numbers that are drawn at random as needed."""
 
 import dataclasses
 import functools
@@ -18,19 +18,19 @@ from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ClicksTask:
-    """Implements `towers.task.Task`.
+    """A `towers.task.Task`: predicts clicks with a DLRM.
 
     Attributes:
-      clicks: the examples.
+      clicks: the set of examples.
       batch_size: examples in a global training batch.
       eval_batch_size: examples in a global evaluation batch; None: batch_size.
-      width: number of elements of a row of a table.
+      width: number of elements in a row of a table.
       seed: seed of the order of the examples.
       num_input_threads: threads that draw batches.
       name: name of the task, for reports.
 
     Raises:
-      UserError: a number below 1.
+      UserError: a number is below 1.
     """
 
     clicks: DrawnClicks
@@ -74,13 +74,13 @@ class ClicksTask:
         return eval_stream(batch_size=self.eval_batch_size, **batches)
 
     def loss(self, outputs: tf.Tensor, batch: Batch) -> WeightedLoss:
-        """SUM of the sigmoid cross-entropy, computed in at least float32, and SUM of the examples' weights."""
+        """SUM of the examples' sigmoid cross-entropy, in at least float32, and SUM of their weights."""
         logits = _logits(outputs)
         values = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(batch.labels, logits.dtype), logits=logits)
         return WeightedLoss(*weighted_sum(tf.cast(values, tf.float32), batch.weights))
 
     def metrics(self, outputs: tf.Tensor, batch: Batch) -> Mapping[str, WeightedValue]:
-        """Two metrics.
+        """Two metrics by name.
 
         accuracy: weight of the examples whose probability is on the label's side of 1/2, over all weights.
         calibration: sum of the predicted probabilities over the number of clicks; 1 is best (He et al. 2014).

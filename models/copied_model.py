@@ -1,4 +1,4 @@
-"""Copies of a user's built Keras model, which compute what it computes."""
+"""Copies a user's built Keras model, and checks that the copy computes the same."""
 
 import inspect
 from typing import Any
@@ -9,12 +9,12 @@ from towers.errors import UserError
 from towers.layers.computed_constants import compute_constants
 
 _PLAIN = (bool, int, float, str, type(None))
-# Differ without effect: towers draw from seeds of their own.
+# Attributes that may differ: towers draw from their own seeds.
 _INDIFFERENT = ("name", "seed")
 
 
 def copied(model: keras.Model) -> keras.Model:
-    """A copy of a built model: the same layers, with its weights and what they are trained by.
+    """A copy of a built model: the same layers, weights, trainability, regularizers and constraints.
 
     Raises:
       UserError: Keras can't rebuild the model from its configuration, or the copy would compute something else.
@@ -33,7 +33,7 @@ def copied(model: keras.Model) -> keras.Model:
             f"model {model.name!r} can't be copied: Keras's copy is a {type(copy).__name__} without the call() of "
             f"{type(model).__name__}; pass a function that builds the model instead"
         )
-    # Not all variables: a Dropout whose rate was set to 0 later has a seed, and its copy has none.
+    # Only weights: of other variables, the seed of a Dropout whose rate was later set to 0 is not in the copy.
     for ours, theirs in zip(copy.weights, model.weights, strict=True):
         _train_alike(ours, theirs)
     compute_constants(copy)
@@ -43,14 +43,14 @@ def copied(model: keras.Model) -> keras.Model:
 
 
 def _train_alike(ours: keras.Variable, theirs: keras.Variable) -> None:
-    """Gives our variable what was set for theirs alone, not for its layer."""
+    """Copies the settings that were made for their variable itself, not for its layer."""
     if ours.trainable != theirs.trainable:
         ours.trainable = theirs.trainable
     ours.regularizer, ours.constraint = theirs.regularizer, theirs.constraint
 
 
 def _check_layer(model: keras.Model, ours: keras.layers.Layer, theirs: keras.layers.Layer) -> None:
-    """Raises UserError if our copy of a layer lacks what the layer was adapted to or constructed with."""
+    """Raises UserError if our copy of a layer lost its vocabulary, an attribute or a constructor's argument."""
     if hasattr(theirs, "get_vocabulary") and theirs.get_vocabulary() != ours.get_vocabulary():
         raise UserError(
             f"model {model.name!r} can't be copied: Keras's copy of layer {theirs.name!r} loses the "
@@ -65,19 +65,19 @@ def _check_layer(model: keras.Model, ours: keras.layers.Layer, theirs: keras.lay
 
 
 def _lost_setting(ours: keras.layers.Layer, theirs: keras.layers.Layer) -> str | None:
-    """The attribute or argument of the constructor that our copy has another value of; None if all agree."""
+    """The attribute or constructor's argument whose value differs in our copy; None if all are equal."""
     found, expected = _plain_attributes(ours), _plain_attributes(theirs)
     differing = [name for name, value in expected.items() if name in found and found[name] != value]
-    # What calls change, such as a count of them, and names that Keras numbers are no settings: they differ in an
-    # uncalled copy too.
+    # Attributes that calls change, such as a counter, and names that Keras numbers are no settings: they differ in
+    # a copy that was never called too.
     settings = _plain_attributes(_uncalled(ours)) if differing else {}
     lost = next((name for name in differing if settings.get(name) == found[name]), None)
     return lost or _forgotten_argument(ours, theirs)
 
 
 def _plain_attributes(layer: keras.layers.Layer | None) -> dict[str, list]:
-    """The leaves of each public attribute that is a plain value or a structure of them; none of None."""
-    # What `compile` sets trains nothing here.
+    """The leaves of each public attribute that is a plain value or a structure of such; {} for None."""
+    # Attributes that `compile` sets have no effect here.
     of_compile = vars(keras.Sequential()) if isinstance(layer, keras.Model) else ()
     found = {
         name: _plain_leaves(value)
@@ -88,19 +88,19 @@ def _plain_attributes(layer: keras.layers.Layer | None) -> dict[str, list]:
 
 
 def _plain_leaves(value: Any) -> list | None:
-    """Each leaf of a structure and its path, of a list as of a tuple; None if one is no plain value."""
+    """(path, leaf) of each leaf; the same for lists and tuples. None if a leaf is not a plain value."""
     try:
         leaves = keras.tree.flatten_with_path(value)
     except TypeError:  # keys without an order
         return None
     if not all(isinstance(leaf, _PLAIN) for _, leaf in leaves):
         return None
-    # NaN is unlike itself.
+    # NaN is not equal to itself.
     return [(path, leaf if leaf == leaf else "nan") for path, leaf in leaves]
 
 
 def _uncalled(layer: keras.layers.Layer) -> keras.layers.Layer | None:
-    """A layer of the same configuration; None if it has none, as only a layer within another one may."""
+    """A new layer of the same configuration; None if the layer has none, as may be inside of another layer."""
     try:
         return type(layer).from_config(layer.get_config())
     except (NotImplementedError, TypeError, ValueError):
@@ -110,7 +110,7 @@ def _uncalled(layer: keras.layers.Layer) -> keras.layers.Layer | None:
 def _forgotten_argument(ours: keras.layers.Layer, theirs: keras.layers.Layer) -> str | None:
     """The argument that Keras constructed our layer without, because the layer's configuration lacks it."""
     if type(theirs).__init__.__module__.startswith("keras."):
-        return None  # Keras's own, which may give it to the configuration by another name.
+        return None  # Keras's own layers may name an argument otherwise in the configuration.
     received, given = (getattr(layer, "_auto_config", None) for layer in (ours, theirs))
     if received is None or given is None:
         return None  # Keras records arguments, with defaults, if all are plain.

@@ -29,13 +29,13 @@ from towers.errors import UserError
 from towers.input.unprepared import Unprepared
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
-# Training images from which a network may compute its initial weights.
+# Maximum number of training images from which a network may compute its initial weights.
 _NUM_SAMPLE_IMAGES = 5000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ImageTask:
-    """Implements `towers.task.Task`, and `PreparesOnDevice` of `towers.input.unprepared` by uint8 images.
+    """A `towers.task.Task`: classifies images. Also a `PreparesOnDevice` of `towers.input`, by raw uint8 images.
 
     Weight decay is an option of the update, not of the task.
 
@@ -50,11 +50,11 @@ class ImageTask:
       crop_padding: pixels of padding on each side of a training image before it is cropped.
       crop_fill: contents of the padding: 'black' or 'reflect'.
       flip: when training images are mirrored: 'random', or 'alternating' from epoch to epoch.
-      label_smoothing: share of the probability that is spread evenly over the classes, 0 to below 1.
+      label_smoothing: share of the probability that is spread evenly over the classes, at least 0 and below 1.
       num_input_threads: threads that prepare batches.
 
     Raises:
-      UserError: a number out of range, or an unknown crop_fill or flip.
+      UserError: a number is out of range, or crop_fill or flip is unknown.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ImageTask:
 
     @functools.cached_property
     def _data_weights(self) -> Mapping[str, np.ndarray]:
-        """Computed once, for all models that this task builds."""
+        """Initial weights from training images, by variable path; computed once for all models of this task."""
         return weights_from_data(self.network, self._sample_images)
 
     def _sample_images(self) -> np.ndarray:
@@ -131,7 +131,7 @@ class ImageTask:
         return self._stream(split, shard, self._raw_train_batch, self._raw_eval_batch)
 
     def prepared(self, raw: RawImages) -> tf.Tensor:
-        """The features float32 [n, H, W, C] of raw ones: the same bits as from `dataset`, on any device."""
+        """Features float32 [n, H, W, C] from raw images, bitwise equal to those of `dataset` on any device."""
         images = raw.images
         if raw.draws:
             images = crop_flip_on_device(images, raw.draws, self.crop_padding, self.crop_fill)
@@ -162,7 +162,7 @@ class ImageTask:
         )
 
     def loss(self, outputs: tf.Tensor, batch: Batch) -> WeightedLoss:
-        """SUM of the softmax cross-entropy, computed in at least float32, and SUM of the examples' weights."""
+        """SUM of the examples' softmax cross-entropy, in at least float32, and SUM of their weights."""
         logits = outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=logits)
         if self.label_smoothing:
@@ -186,7 +186,7 @@ class ImageTask:
         return Batch(Unprepared(RawImages.of(images, self._draws(part) if self.augment else ())), labels)
 
     def _draws(self, part: BatchSlice) -> CropFlip:
-        # For the whole global batch and then sliced, so that they don't depend on how it is divided.
+        # Draws for the whole global batch and takes a slice, so that the draws don't depend on how it is divided.
         seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.batch_index])
         draws = draw_crop_flip(self.batch_size, seed, self.crop_padding)
         own_draws = CropFlip(*(draw[part.begin : part.end] for draw in draws))

@@ -1,4 +1,4 @@
-"""Keras losses and metrics as (sum, divisor), whose quotient is Keras's number; for one output or several."""
+"""Keras losses and metrics as (sum, divisor), whose quotient is Keras's value; for one output or several."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.task import WeightedValue
 
-# Reductions that divide one sum by another: the sums of a batch's parts add up to those of the batch.
+# Reductions that divide one sum by another. Both sums of a batch are the totals of those of its parts.
 _DIVIDED_BY_VALUES = ("sum_over_batch_size", "mean")
 _DIVIDED_BY_WEIGHTS = "mean_with_sample_weight"
 
@@ -47,8 +47,8 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
     """`loss` as an instance of a Keras loss, from an instance or Keras's name of one; None stays None.
 
     Raises:
-      UserError: not a Keras loss, one with a `__call__` of its own, or its value for a batch is no quotient of two
-        sums over the examples.
+      UserError: `loss` is not a Keras loss, has a `__call__` of its own, or its value for a batch is not a
+        quotient of two sums over the examples.
     """
     if loss is None:
         return None
@@ -86,7 +86,7 @@ def _named_loss(name: str) -> Any:
         ) from error
     if isinstance(found, keras.losses.Loss):
         return found
-    # 'mse' and the like are names of functions, each of which has a class.
+    # 'mse' and the like are names of functions; each has a class of a similar name.
     wanted = found.__name__.replace("_", "").lower()
     classes = {one.lower(): one for one in dir(keras.losses) if isinstance(getattr(keras.losses, one), type)}
     return getattr(keras.losses, classes[wanted])() if wanted in classes else found
@@ -103,10 +103,10 @@ def check_metric(function: Any) -> None:
 
 
 def _values(term: Term) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Unreduced values of the loss, float32 [N] or [N, ...], and their mask, as `_mask` (of `ignore_class`)."""
+    """Unreduced values of the loss, float32 [N] or [N, ...], and their mask like `_mask` (for `ignore_class`)."""
     _check_given(term.labels, f"loss {type(term.loss).__name__}", term.output)
     _check_labels(term)
-    # Keras would round outputs of float64, in which verification compares, to float32.
+    # Keras would round float64 outputs, which verification compares, to float32.
     dtype = tf.float64 if term.output.dtype == tf.float64 else term.loss.dtype
     labels = _of_equal_rank(tf.cast(term.labels, dtype), term.output)
     values = term.loss.call(labels, tf.cast(term.output, dtype))
@@ -129,10 +129,10 @@ def _of_equal_rank(labels: Any, output: Any) -> Any:
 
 
 def check_by_example(values: Any, output: Any, what: str) -> None:
-    """Checks that `values` is a tensor, and dimension 0 of it the examples, as that of `output` is.
+    """Checks that `values` is a tensor with one entry per example in dimension 0, like `output`.
 
-    A graph has nothing of what NumPy computes. A mean over the examples of each part would be averaged over the
-    parts, whatever their sizes.
+    What NumPy computes is not part of a graph. If a function took the mean over the examples of each part, these
+    means would be averaged over the parts, whatever their sizes.
 
     Args:
       values: what a loss or metric returned.
@@ -140,7 +140,7 @@ def check_by_example(values: Any, output: Any, what: str) -> None:
       what: which function returned them, for messages.
 
     Raises:
-      UserError: `values` is no tensor, is one number, or has another dimension 0.
+      UserError: `values` is not a tensor, is a single number, or has another length in dimension 0.
     """
     if not tf.is_tensor(values):
         raise UserError(
@@ -189,7 +189,7 @@ def _check_labels(term: Term) -> None:
 
 
 def _significant(tensor: tf.Tensor) -> list[int | None]:
-    """The dimensions after the examples, without ones at the end."""
+    """The dimensions after that of the examples, without trailing 1s."""
     found = list(tensor.shape[1:])
     while found and found[-1] == 1:
         found.pop()
@@ -222,7 +222,7 @@ def _fitted(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def loss_sums(term: Term) -> tuple[tf.Tensor, tf.Tensor]:
-    """(sum of mask * weights * values, the number that Keras divides it by) of one loss.
+    """(sum of mask * weights * values, the divisor that Keras uses) of one loss.
 
     The divisor is that of keras.losses.Loss.__call__: for 'sum_over_batch_size' the sum of the mask over the
     values, whatever the sample weights; for 'mean_with_sample_weight' the sum of mask * weights over the values.
@@ -267,7 +267,7 @@ def check_common_divisor(terms: Sequence[Term]) -> None:
     """Checks that several losses have the same divisor.
 
     Raises:
-      UserError: an output has a mask, or only some of the losses divide by the weights.
+      UserError: an output has a mask, or some loss divides by weights and not all have its reduction and weights.
     """
     if any(_mask(term.output) is not None for term in terms):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Puts what is given for each output (losses, labels, weights, metrics) into the order of a model's outputs."""
+"""Orders what the user gives for each output (losses, labels, weights, metrics) like the model's outputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,14 +31,14 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def flat_leaves(structure: Any) -> list[Any]:
-    """The leaves of mappings, lists and tuples within each other."""
+    """The leaves of nested mappings, lists and tuples."""
     if isinstance(structure, (Mapping, list, tuple)):
         return [leaf for value in flat(structure) for leaf in flat_leaves(value)]
     return [structure]
 
 
 def _check_flat(outputs: Any) -> None:
-    """Raises UserError for outputs within outputs, which have no names or places of their own."""
+    """Raises UserError for nested outputs, which have no names or positions of their own."""
     inner = next((one for one in flat(outputs) if isinstance(one, (Mapping, list, tuple))), None)
     if inner is not None:
         raise UserError(
@@ -58,8 +58,7 @@ def given_by_output(what: str, given: Any, outputs: Any, names: Callable[[], tup
       names: returns the names of the outputs.
 
     Raises:
-      UserError: a name that no output has, a sequence of another length than the outputs, or outputs within
-        outputs.
+      UserError: no output has a given name, a sequence is not as long as the outputs, or outputs are nested.
     """
     _check_flat(outputs)
     num_outputs = len(flat(outputs))

@@ -12,8 +12,8 @@ def build(given: keras.Model | Callable[[], keras.Model]) -> keras.Model:
     """A new model from a function, or a copy of a built model with its weights.
 
     Raises:
-      UserError: the function returns no built model, the model can't be copied, it has a training step of its own,
-        or weights that their gradient overwrites.
+      UserError: the function returns no built model, or the model can't be copied, has a training step of its own,
+        or has weights that Keras overwrites with their gradients.
     """
     model = given if isinstance(given, keras.Model) else given()
     if not isinstance(model, keras.Model) or not model.built:
@@ -34,7 +34,7 @@ def build(given: keras.Model | Callable[[], keras.Model]) -> keras.Model:
 
 
 def _check_steps(model: keras.Model) -> None:
-    """Raises UserError for a model with steps of its own, which every mode would ignore without a word."""
+    """Raises UserError for a model with steps of its own, which every mode would silently ignore."""
     names = ("train_step", "compute_loss", "test_step", "make_train_function", "make_test_function")
     own = next((name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)), None)
     if own is not None:
@@ -45,7 +45,7 @@ def _check_steps(model: keras.Model) -> None:
 
 
 def _check_weights(model: keras.Model) -> None:
-    """Raises UserError for weights that are no parameters: an update rule would change them by their gradient."""
+    """Raises UserError for weights that Keras overwrites with their gradients: an update rule would not."""
     overwritten = next((one for one in model.variables if one.overwrite_with_gradient), None)
     if overwritten is not None:
         raise UserError(

@@ -9,7 +9,7 @@
     )
 
 The reported loss and metrics equal those of `model.compile(...)` and `model.evaluate(...)` for the same data in
-one batch. Over several batches of unequal size or mask, Keras averages the averages of the batches; here the sums
+one batch. Over several batches of unequal size or mask, Keras averages the batches' averages; here the sums
 of all batches are added and divided once. Losses that layers add (`model.losses`) are not included.
 """
 
@@ -54,7 +54,7 @@ from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OwnTask:
-    """Implements `towers.task.Task` with a user's own model, data and losses.
+    """A `towers.task.Task` with a user's own model, data and losses.
 
     Arrays are shuffled by `models.data.batch_stream`. A tf.data dataset yields its batches unchanged. For training
     it is repeated without end, and a resumed run skips the batches before its first one. So a resumed run is exact
@@ -63,12 +63,12 @@ class OwnTask:
 
     Attributes:
       model: a function that returns a new, built model; or a built model, whose copies start with its weights.
-      train_data: arrays (features, labels) or (features, labels, weights), each a structure with the examples as
+      train_data: arrays (features, labels) or (features, labels, weights), each a structure with the examples in
         dimension 0; or a tf.data dataset of batches of these, whose cardinality is an epoch (a dataset from a
         generator gets one by tf.data.experimental.assert_cardinality).
       losses: a Keras loss for the only output; or a dict by output name, or a list in the order of the outputs
         (None: no loss).
-      eval_data: same forms as train_data; None: nothing is evaluated.
+      eval_data: held-out data in one of the same forms; None: nothing is evaluated.
       loss_weights: factors of the losses, a dict by output name or a list in the order of the outputs; None, and
         an output without a factor: 1.
       metric_functions: functions of (labels, outputs) that return a value for each example, by metric name, for
@@ -76,14 +76,14 @@ class OwnTask:
         list of them in the order of the outputs. The values are averaged with the examples' weights, as in Keras's
         weighted_metrics.
       batch_size: examples in a global batch; None: the batch size in the element spec of a tf.data train_data.
-      eval_batch_size: examples in an evaluation batch made from arrays; None: batch_size. Of a tf.data eval_data
-        it is the size in its element spec.
-      seed: seed of the order of arrays.
+      eval_batch_size: examples in an evaluation batch made from arrays; None: batch_size. A tf.data eval_data has
+        the size in its element spec.
+      seed: seed of the order of the examples in arrays.
       num_input_threads: threads that prepare batches from arrays.
       name: name of the task, for reports.
 
     Raises:
-      UserError: data of unequal lengths, no batch size, or a loss whose reduction does not add up over parts.
+      UserError: data have unequal lengths, there is no batch size, or a loss can't be summed over parts.
     """
 
     model: keras.Model | Callable[[], keras.Model]
@@ -92,7 +92,7 @@ class OwnTask:
     eval_data: Any = None
     loss_weights: Mapping[str, float] | Sequence[float | None] | float | None = None
     metric_functions: Mapping[str, Any] | Sequence[Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    # Both are known once the task is made.
+    # Both are integers once the task is constructed.
     batch_size: int = cast(int, None)
     eval_batch_size: int = cast(int, None)
     seed: int = 0
@@ -308,7 +308,7 @@ class OwnTask:
 
 
 def _is_by_name(functions: Any) -> bool:
-    """Whether they are a mapping whose keys are names, of metrics or of outputs."""
+    """Whether `functions` is a mapping whose keys are names, of metrics or of outputs."""
     return isinstance(functions, Mapping) and all(isinstance(name, str) for name in functions)
 
 

@@ -1,4 +1,4 @@
-"""The built-in tasks by name. To add one of images: write a function that returns its `ImageSet`, add its row."""
+"""The built-in tasks by name. To add one for images: write a function that returns its `ImageSet`, add its row."""
 
 import dataclasses
 import difflib
@@ -29,8 +29,8 @@ class _Networks:
     """The networks of a task without images.
 
     Attributes:
-      names: their names, the default first.
-      inputs: what they take, in a message.
+      names: the networks' names, the default first.
+      inputs: what the networks take, for messages.
     """
 
     names: tuple[str, ...]
@@ -108,7 +108,7 @@ def build_task(
 
     Raises:
       NotPrepared: the set is not prepared in data_dir (`models.data.tfds_images`).
-      UserError: unknown name, a network that does not fit the task, or a value that the set or the task refuses.
+      UserError: the name is unknown, the network does not fit the task, or the set or the task refuses a value.
     """
     if name in _WITHOUT_IMAGES:
         _check_network(name, network)

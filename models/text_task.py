@@ -1,4 +1,4 @@
-"""Language modelling: trains a transformer to predict the next token of texts that are drawn on the fly."""
+"""Language modelling: trains a transformer to predict the next token of texts, drawn at random as needed."""
 
 import dataclasses
 import functools
@@ -19,10 +19,10 @@ from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TextTask:
-    """Implements `towers.task.Task`. An example is a text; its weight is the number of its tokens.
+    """A `towers.task.Task`: predicts next tokens. An example is a text; its weight is its number of tokens.
 
     Attributes:
-      text: the texts.
+      text: the set of texts.
       size: sizes of the transformer.
       batch_size: texts in a global training batch.
       eval_batch_size: texts in a global evaluation batch; None: batch_size.
@@ -32,7 +32,7 @@ class TextTask:
       name: name of the task, for reports.
 
     Raises:
-      UserError: a number out of range.
+      UserError: a number is out of range.
     """
 
     text: DrawnText
@@ -79,11 +79,11 @@ class TextTask:
     def loss(self, outputs: tf.Tensor, batch: Batch) -> WeightedLoss:
         """SUM of the softmax cross-entropy over the valid tokens, in nats, and SUM of the tokens' weights.
 
-        A token is valid if its label is not 0. It weighs as much as its text: 1 without weights.
+        A token is valid if its label is not 0. It has the weight of its text, by default 1.
         """
         logits = outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
         labels = batch.labels
-        # As a vector: of more dimensions TensorFlow checks the shapes in the graph, for which a GPU's host waits.
+        # As a vector: with more dimensions TensorFlow checks shapes in the graph, where the host waits for a GPU.
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(
             labels=tf.reshape(labels, [-1]), logits=tf.reshape(logits, [-1, logits.shape[-1]])
         )

@@ -1,4 +1,4 @@
-"""Does something before and after a module is imported, whoever imports it first."""
+"""Runs code before and after a module is imported, whichever module imports it first."""
 
 import importlib.abc
 import importlib.util
@@ -11,13 +11,13 @@ Around = Callable[[types.ModuleType], AbstractContextManager]
 
 
 def around_import(name: str, around: Around) -> None:
-    """Executes a module inside a context manager, the last one asked for outermost.
+    """When a module is imported, executes it inside a context manager. The last call's manager is outermost.
 
     Does nothing if the module is imported already.
 
     Args:
-      name: of a module without a dot.
-      around: makes the context manager, for the module that is about to be executed.
+      name: name of a top-level module.
+      around: returns the context manager for the module that is about to be executed.
     """
     if name not in sys.modules:
         sys.meta_path.insert(0, _Finder(name, around))
@@ -26,7 +26,7 @@ def around_import(name: str, around: Around) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds one module as Python does, and wraps its loader in a `_Loader`.
 
-    Others may only ask whether the module is there, so it finds the module each time, until that is imported.
+    Finds it each time until it is imported: some code only asks whether the module exists.
     """
 
     def __init__(self, name: str, around: Around):

@@ -1,6 +1,6 @@
-"""SIGTERM, SIGHUP and Ctrl-C where nothing must be saved first: one line and exit code 75, never a traceback.
+"""Ends a program that has nothing to save at SIGTERM, SIGHUP and Ctrl-C: one line, exit code 75, no traceback.
 
-`end_at_early_signals` is for the imports, `EndingSignals` for what follows.
+`end_at_early_signals` is for the imports, `EndingSignals` for the program after them.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ _EXIT_CODE = 75  # `launch.binary.INTERRUPTED`; launch.binary is imported later.
 def end_at_early_signals(program: str | None) -> None:
     """Until another handler is set, SIGTERM, SIGHUP and SIGINT end this process with one line.
 
-    Does nothing where `launch` is imported by another module than a script that is run, by an interactive
-    session, or in a thread.
+    Does nothing if `launch` is imported in a thread, by an interactive session, or by a module other than the
+    script that Python runs.
 
     Args:
       program: name of the running program of launch/; None in a program of a user's own.
@@ -25,7 +25,7 @@ def end_at_early_signals(program: str | None) -> None:
     if threading.current_thread() is not threading.main_thread() or not (program or _is_script()):
         return
     try:
-        # Stderr itself goes elsewhere while TensorFlow is imported.
+        # A copy, because stderr itself is redirected while TensorFlow is imported.
         stderr = os.dup(2)
     except OSError:
         stderr = 2  # closed
@@ -55,9 +55,9 @@ class Interrupted(KeyboardInterrupt):
 class EndingSignals:
     """From now on the first SIGTERM, SIGHUP or SIGINT raises `Interrupted`, unless another handler is active.
 
-    A SIGHUP that is ignored, as after nohup, stays ignored. What raises may be lost: a library may have a bare
-    `except`, or be C++ that asks whether an object has an attribute. Then the next signal raises again, and
-    `StopSignals` takes the first one as its own.
+    A SIGHUP that is ignored, as after nohup, stays ignored. A library may swallow the exception: by a bare
+    `except`, or in C++ that asks whether an object has an attribute. Then the next signal raises again, and
+    `StopSignals` handles the first one.
 
     Attributes:
       received: number of the first signal; None if there was none.
@@ -87,7 +87,7 @@ class EndingSignals:
     def _receive(self, number, frame) -> None:
         if self._code is not None:
             os._exit(self._code)  # a Ctrl-C while Python shuts down
-        # What is done on the way out is not interrupted again.
+        # Cleaning up after the exception is not interrupted again, except by Ctrl-C.
         is_on_the_way_out = self.received is not None and sys.exc_info()[1] is not None
         self.received = self.received or number
         if not is_on_the_way_out or number == signal.SIGINT:

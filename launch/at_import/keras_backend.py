@@ -15,7 +15,7 @@ def check_keras_backend() -> None:
     """Returns if the backend is TensorFlow.
 
     Raises:
-      ImportError: it is another one. A program of launch/ prints that in one line and exits instead.
+      ImportError: the backend is another one. A program of launch/ prints that in one line and exits instead.
     """
     backend = keras_backend(os.environ)
     if backend != _NEEDED:

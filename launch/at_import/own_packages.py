@@ -1,6 +1,6 @@
 """Checks that Python finds this project's own `towers`, `models` and `strategies`, not others of the same names.
 
-A models.py in the current folder, or an installed distribution with a package `towers`, would otherwise end in an
+A models.py in the current folder, or an installed distribution with a package `towers`, would otherwise cause an
 error somewhere in the middle of this project. The check needs only the standard library and imports no package.
 """
 
@@ -16,7 +16,7 @@ def check_own_packages() -> None:
     """Returns if all packages of this project lie side by side.
 
     Raises:
-      ImportError: one does not. The message names the intruder. A program of launch/ prints it and exits instead.
+      ImportError: one does not. The message names the other file; a program of launch/ prints it and exits.
     """
     for name in _PACKAGES:
         problem = _problem(name)

@@ -1,6 +1,6 @@
 """Imports matplotlib when a plot is drawn, not when Keras is imported.
 
-Keras imports it for two functions that show images, which costs each process half a second and 29 MiB.
+Keras imports matplotlib for two functions that show images, which costs each process half a second and 29 MiB.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from launch.at_import.around_import import around_import
 
-# What Keras 3.15 imports. Whatever else it asks for is imported at once, and matplotlib with it.
+# The modules that Keras 3.15 imports. Any other one would be imported at once, and matplotlib with it.
 _SUBMODULES = ("pyplot", "patches")
 
 
@@ -25,7 +25,7 @@ def import_plots_when_used() -> None:
 
 
 class _StandIn(types.ModuleType):
-    """A module whose attributes are those of the module of its name, imported when one is asked for."""
+    """Stands for the module of the same name, which it imports when an attribute is first read."""
 
     __path__: list[str] = []
 
@@ -35,7 +35,7 @@ class _StandIn(types.ModuleType):
 
 
 def _remove_stand_ins() -> None:
-    """Later imports get matplotlib."""
+    """Removes the stand-ins, so that later imports get matplotlib."""
     for name in [name for name, module in sys.modules.items() if isinstance(module, _StandIn)]:
         del sys.modules[name]
 

@@ -21,7 +21,7 @@ def keep_tensorflow_quiet() -> None:
     """
     if os.environ.setdefault(_LEVEL, "2") in ("0", "1"):
         return
-    # absl's app.run lets TensorFlow's notices from Python through, such as "Reduce to ..." of MirroredStrategy.
+    # absl's app.run shows notices that TensorFlow logs from Python, such as "Reduce to ..." of MirroredStrategy.
     logging.getLogger("tensorflow").setLevel(logging.WARNING)
     around_import("tensorflow", _quiet)
 

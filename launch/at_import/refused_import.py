@@ -13,7 +13,7 @@ def refuse_import(problem: str, name: str) -> NoReturn:
 
     Args:
       problem: the value, the rule and the fix, in one line.
-      name: of the module that can't be imported.
+      name: name of the module that can't be imported.
     """
     program = running_program()
     if program is None:

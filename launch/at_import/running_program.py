@@ -1,4 +1,4 @@
-"""Which program of launch/ runs, told from its command line."""
+"""The program of launch/ that is running, from its command line."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Flags that serve only some values of another flag: with another value they would do nothing, and are refused."""
+"""Refuses flags that have an effect only with some values of another flag, and would have none with its value."""
 
 import dataclasses
 from collections.abc import Collection
@@ -12,7 +12,7 @@ FLAGS = flags.FLAGS
 
 @dataclasses.dataclass(frozen=True)
 class _Served:
-    """Values of a flag, and the flags that only these read."""
+    """Values of a flag, and the flags that have an effect only with these values."""
 
     flag: str
     values: tuple[str, ...]
@@ -28,29 +28,29 @@ _WAITING: list[bool] = []
 
 
 def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
-    """Notes that the flags `names` do something only if `flag` has one of `values`; tfds:NAME is any tfds:... ."""
+    """Notes that flags `names` have an effect only if `flag` has one of `values`; tfds:NAME is any tfds:... ."""
     _SERVED.append(_Served(flag, values, names))
 
 
 def wait_for_run() -> None:
-    """Notes that this program loads the flags of a run, whose task decides what its own flags do."""
+    """Notes that this program loads the flags of a run, whose task decides which flags have an effect."""
     _WAITING.append(True)
 
 
 def unserved(flag: str, value: str) -> list[str]:
-    """Names of the flags that do nothing if `flag` has this value."""
+    """Names of the flags that have no effect if `flag` has this value."""
     return [name for served in _SERVED if served.flag == flag and not served.has(value) for name in served.names]
 
 
 def check_belonging(given: Collection[str] | None = None) -> None:
-    """Refuses what is on the command line but does nothing there. Defaults pass, and the values of a recipe.
+    """Refuses flags on the command line that would have no effect. Defaults and a recipe's values are allowed.
 
     Args:
       given: names of the flags on the command line, once those of a run are loaded. None: nothing was loaded, and
         after `wait_for_run` nothing is checked yet.
 
     Raises:
-      UserError: such a flag.
+      UserError: there is such a flag.
     """
     if given is None and _WAITING:
         return
@@ -65,14 +65,14 @@ def check_belonging(given: Collection[str] | None = None) -> None:
 
 
 def misplaced(name: str, decider: str, owners: str, *, given: str = "", use: str = "use that") -> UserError:
-    """The error of a flag that does nothing.
+    """The error for a flag that would have no effect.
 
     Args:
-      name: of the flag.
-      decider: the flag whose value leaves it without use.
-      owners: what it belongs to, for example 'strategy=ps'.
+      name: the flag's name.
+      decider: the flag whose value leaves it without effect.
+      owners: the setting that it belongs to, for example 'strategy=ps'.
       given: the flag with its value, as it is typed; '' for its name alone.
-      use: advice about the owners.
+      use: advice about `owners`.
     """
     return UserError(
         f"{given or f'--{name}'} with --{decider}={FLAGS[decider].value}: it belongs to --{owners}; "

@@ -27,7 +27,7 @@ def branched_grid() -> Grid | None:
     """The devices of a strategy that divides the branches of a model; None for other strategies.
 
     Raises:
-      UserError: flags that another strategy refuses, or that contradict each other.
+      UserError: flags of branches with another strategy, or flags that contradict each other.
     """
     if divided_by() != BRANCH:
         if FLAGS.branch_devices is not None:
@@ -38,9 +38,9 @@ def branched_grid() -> Grid | None:
 
 
 def branches_from_flags() -> BranchOptions | None:
-    """How branches are balanced; None if they are not divided.
+    """The options of branches; None if a tower's branches are not divided.
 
     Raises:
-      UserError: a balance that is only for pipelines.
+      UserError: --balance has a value that only pipelines support.
     """
     return BranchOptions(balance=FLAGS.balance) if divided_by() == BRANCH else None

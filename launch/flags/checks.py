@@ -38,7 +38,7 @@ def numbers_from(name: str) -> tuple[float, ...] | None:
     """The numbers of a list flag; None if the flag is not set.
 
     Raises:
-      UserError: a word that is not a number.
+      UserError: an item of the list is not a number.
     """
     words = flags.FLAGS[name].value
     if words is None:
@@ -50,6 +50,6 @@ def numbers_from(name: str) -> tuple[float, ...] | None:
 
 
 def listed_in_help(module: str) -> None:
-    """Lists the flags that `module` defines in --help of the running program, not only in --helpfull."""
+    """Shows the flags that `module` defines in the running program's --help, not only in --helpfull."""
     for flag in flags.FLAGS.get_flags_for_module(module):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)

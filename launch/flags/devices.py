@@ -120,8 +120,8 @@ listed_in_help(__name__)
 
 
 def devices_from_flags() -> Devices:
-    """Configures this process's devices. Call it before TensorFlow computes anything."""
-    # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
+    """Configures and returns this process's devices. Call it before TensorFlow computes anything."""
+    # `build_strategy` checks this too, but servers and their workers don't call it.
     spread = spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload)
     check_spread(FLAGS.strategy, spread)
     gpus, kind = _own_gpus()
@@ -148,11 +148,11 @@ def devices_from_flags() -> Devices:
 
 
 def _cores_per_tower(spread: str) -> int:
-    """The fewest cores of a CPU tower: 2 where towers wait for each other in batch norms that are not compiled.
+    """Minimum number of cores per CPU tower: 2 if towers wait for each other in batch norms that are not compiled.
 
-    ResNet-20, batch 256, two cores: with their own statistics two towers make 916 images/s, with synced ones 690;
-    one tower of two threads, whose statistics are those of all examples anyway, 836 (Intel Xeon with AVX-512; AMD
-    EPYC, Zen 4: 663, 530 and 639). With compiled batch norms two synced towers make 961 of 988.
+    ResNet-20, batch 256, two cores: two towers with their own statistics make 916 images/s, with synced ones 690;
+    one tower of two threads, which needs no exchange for the same statistics, 836 (Intel Xeon with AVX-512; AMD
+    EPYC, Zen 4: 663, 530 and 639). With compiled batch norms two synced towers make 961, unsynced ones 988.
     """
     waits = FLAGS.batch_stats == "synced" and exchanges_statistics(FLAGS.strategy)
     has_loops = AVX2 in cpu_instructions(os.environ.get(ONEDNN_LIMIT, ""))
@@ -161,7 +161,7 @@ def _cores_per_tower(spread: str) -> int:
 
 
 def _own_gpus() -> tuple[OwnGpus, str]:
-    """This process's GPUs, and the kind of its towers; prints what the user should know of them."""
+    """This process's GPUs, and the kind of its towers; prints a notice about them for the user."""
     kind, cluster = FLAGS.tower_device, _own_cluster()
     is_server = cluster is not None and cluster.role == SERVER
     if kind == "cpu" or is_server:
@@ -184,7 +184,7 @@ def _warn_of_missing(num_found: int) -> None:
 
 @functools.cache
 def _tell(notice: str) -> None:
-    """Prints a line once: devices are configured several times."""
+    """Prints a line, but only once: devices are configured several times."""
     binary.note(notice)
 
 
@@ -192,8 +192,8 @@ def _separate_pools(devices: Devices) -> None:
     """Gives each CPU tower a pool of threads of its own. Call it before TensorFlow computes anything.
 
     By default the CPU devices of a process share one pool: a process with eight towers of eight threads had 10
-    threads, with pools of their own 66. A tower of one thread computes in the thread that runs the operation, and
-    needs no pool. A user's value stands.
+    threads, with separate pools 66. A tower of one thread computes in the thread that runs the operation, and
+    needs no pool. If the user has set the variable, it stays.
     """
     if devices.threads_per_tower > 1 and devices.num_towers > 1:
         os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
@@ -205,9 +205,10 @@ def own_cores() -> int:
 
 
 def _own_examples() -> int | None:
-    """Examples that this process computes at once; None if the program's flags have no batch size.
+    """Examples that this process computes at once; None if unknown (no --batch_size, or shares of towers).
 
-    `strategies.registry.build_strategy` computes it again, exactly, when the threads can no longer be set.
+    An estimate: `strategies.registry.build_strategy` computes the exact number, but then the threads can no longer
+    be set.
     """
     batch_size = FLAGS["batch_size"].value if "batch_size" in FLAGS else None
     if not isinstance(batch_size, int) or FLAGS.tower_shares is not None:

@@ -1,4 +1,4 @@
-"""Reads flags of another program's command line, for launchers that start or describe this command."""
+"""Reads flags from the command line of another program, which a launcher starts or describes."""
 
 import itertools
 import os
@@ -26,12 +26,12 @@ def trains(command: Sequence[str]) -> bool:
 
 
 def check_resumes(command: Sequence[str], started_again: str) -> None:
-    """Raises UserError if the command would not go on where it was when it is started again.
+    """Raises UserError if the command, when it is started again, would not resume where it ended.
 
     Args:
-      command: the words of the command. Of a program of the user's own, which may have another flag --resume, only
-        `never` is ours for certain.
-      started_again: what starts it again, as 'a requeued job'.
+      command: the words of the command. A user's own program may have another flag --resume: there only `never` is
+        certainly ours.
+      started_again: the restarted command in words, as 'a requeued job'.
     """
     resume = flag_value(command, "resume")
     if resume == "never":

@@ -21,7 +21,7 @@ listed_in_help(__name__)
 
 
 def divided_by() -> str | None:
-    """What each device of a tower has, STAGE, SLICE or BRANCH; None if a tower is one device.
+    """The axis along which devices divide a tower: STAGE, SLICE or BRANCH; None if a tower is one device.
 
     Raises:
       UserError: --grid is malformed, or its towers have one device each.
@@ -41,15 +41,15 @@ def divided_by() -> str | None:
 
 
 def grid_along(axis: str, flag: str, default: int) -> Grid:
-    """The grid of this process's devices, if each device of a tower has slices or branches.
+    """The grid of this process's devices, for towers that are divided by slices or branches.
 
     Args:
       axis: SLICE or BRANCH.
       flag: name of the flag with the number of devices of a tower.
-      default: that number if neither the flag nor --grid says it.
+      default: that number if neither the flag nor --grid is given.
 
     Raises:
-      UserError: a grid without this axis, or one that the other flags contradict.
+      UserError: --grid lacks this axis, or other flags contradict it.
     """
     if FLAGS.grid is None:
         return Grid(**{"data": FLAGS.num_towers or 1, axis: FLAGS[flag].value or default})
@@ -68,10 +68,10 @@ def grid_from_flags(num_stage_devices: int) -> Grid | None:
     """The grid of this process's devices; None if each tower is one device.
 
     Args:
-      num_stage_devices: devices of a tower if --grid does not say it.
+      num_stage_devices: number of devices of a tower if --grid is not given.
 
     Raises:
-      UserError: a grid that is none, that the strategy can't use, or that --num_towers contradicts.
+      UserError: --grid is malformed, the strategy can't use it, or --num_towers contradicts it.
     """
     if FLAGS.grid is None:
         if divides(FLAGS.strategy) != STAGE:

@@ -4,7 +4,7 @@ import os
 
 from absl import flags
 
-# The flags are those of the module that calls `define_path`.
+# absl lists the flags under the module that calls `define_path`.
 flags.disclaim_key_flags()
 
 

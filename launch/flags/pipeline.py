@@ -18,7 +18,7 @@ from towers.stages.options import PipelineOptions
 
 FLAGS = flags.FLAGS
 _DEFAULT_STAGES = 2
-# The rows of a wider grid are not drawn.
+# A drawing of a schedule with wider rows is left out.
 _WIDEST_GRID = 160
 
 flags.DEFINE_integer(
@@ -56,7 +56,7 @@ def pipeline_from_flags() -> PipelineOptions | None:
     """The options of a pipeline; None if towers have no stages.
 
     Raises:
-      UserError: a file that is no schedule, another value that is not allowed, or a flag of pipelines without one.
+      UserError: the file is not a schedule, a value is not allowed, or a flag of pipelines is given without one.
     """
     axis = divided_by()
     if axis != STAGE:
@@ -74,9 +74,9 @@ def _refuse(lacks: str, able: str, *names: str) -> None:
     """Raises UserError if one of these flags is given.
 
     Args:
-      lacks: what towers don't have, which the flags are about.
+      lacks: what towers of this strategy don't have, as 'no stages'.
       able: the strategies whose towers have it.
-      names: of the flags.
+      names: names of the flags.
     """
     on_request = divides(FLAGS.strategy) == ON_REQUEST
     use = f"add --grid=stage:{FLAGS.stages or _DEFAULT_STAGES}" if on_request else f"use --strategy={able}"
@@ -89,7 +89,7 @@ def _refuse(lacks: str, able: str, *names: str) -> None:
 
 
 def num_stage_devices() -> int:
-    """Devices of a tower if --grid does not say it."""
+    """Number of devices of a tower if --grid is not given."""
     schedule = _schedule() if divides(FLAGS.strategy) == STAGE else ""
     return len(schedule.devices) if isinstance(schedule, Schedule) else FLAGS.stages or _DEFAULT_STAGES
 
@@ -129,7 +129,7 @@ def _schedule_of(given: str) -> str | Schedule:
 
 
 def _show_faults(schedule: Schedule) -> None:
-    """Draws a schedule that can't be run on stderr, with marks on what is wrong; a long one's faults alone."""
+    """Draws a schedule that can't be run, with its faults marked, to stderr; of a long one only the faults."""
     if find_faults(schedule):
         print("\n".join(grid.drawn_within(schedule, _WIDEST_GRID)), file=sys.stderr)
 

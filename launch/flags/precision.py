@@ -1,4 +1,4 @@
-"""--precision=auto becomes one precision at the start of a program, and a slow one says what it costs.
+"""Replaces --precision=auto by a number format at the start of a program, and warns of a slow precision.
 
 From then on the flag has that value: in flags.txt and summary.json, in the settings that a checkpoint holds, and
 in those that the processes of a run compare at the start.
@@ -32,21 +32,21 @@ from towers.precision_cost import cost_of, cost_text
 
 FLAGS = flags.FLAGS
 AUTO = "auto"
-# Known by the CPU, not measured at the start: at near equal costs processes would choose differently.
+# Chosen by the kind of CPU, not by a measurement: at nearly equal costs processes would choose differently.
 _VECTORS = (AVX512_BFLOAT16, ARM_BFLOAT16)
 _FIRST_WITH_BFLOAT16 = (8, 0)
-# A cost below it is not worth a line.
+# The smallest cost that gives a warning, as a multiple of float32's time.
 _WARNS_FROM = 1.1
 
 
 def resolve_precision(devices: Devices, environment: Mapping[str, str] = os.environ) -> None:
-    """Sets --precision to a number format if it is auto; warns if this CPU is slow in the one that was asked for.
+    """Sets --precision to a number format if it is auto; warns if this CPU is slow in the requested one.
 
     A run that is resumed keeps its precision: the same command ends with the same weights on any CPU.
 
     Args:
-      devices: of this process.
-      environment: of this process.
+      devices: this process's devices.
+      environment: this process's environment.
 
     Raises:
       UserError: oneDNN is limited to instructions with which TensorFlow crashes in this precision.
@@ -56,7 +56,7 @@ def resolve_precision(devices: Devices, environment: Mapping[str, str] = os.envi
         saved = saved_precision(known_directory()) if FLAGS.resume == "auto" else None
         chosen, why = chosen_precision(devices)
         FLAGS["precision"].value = saved or chosen
-        # Only a run that began on other devices may have a precision that is slow here.
+        # If it differs, the run began on other devices, and its precision may be slow here.
         is_known = FLAGS.precision == chosen
         if _is_first():
             binary.note(f"--precision={AUTO}: {FLAGS.precision}, {'as in the resumed run' if saved else why}")
@@ -71,7 +71,7 @@ def resolve_precision(devices: Devices, environment: Mapping[str, str] = os.envi
 
 
 def chosen_precision(devices: Devices) -> tuple[str, str]:
-    """The precision of these devices, and the reason: the same in all processes on such devices."""
+    """(precision, reason) for these devices; the same in all processes on such devices."""
     if not devices.on_cpu:
         capability = lowest_compute_capability()
         has = capability >= _FIRST_WITH_BFLOAT16
@@ -88,7 +88,7 @@ def chosen_precision(devices: Devices) -> tuple[str, str]:
 
 
 def _warn_of_cost(devices: Devices) -> None:
-    """One line if a process that computes is slower in its precision than in float32."""
+    """Prints a warning if this process computes, and is slower in its precision than in float32."""
     cluster = cluster_of_this_process()
     computes = cluster is None or cluster.role not in (SERVER, EVALUATOR)
     if FLAGS.precision not in SHORT_PRECISIONS or FLAGS.verify or not computes or not devices.on_cpu:
@@ -102,7 +102,7 @@ def _warn_of_cost(devices: Devices) -> None:
 
 
 def _is_first() -> bool:
-    """Whether this process speaks for all processes of a run."""
+    """Whether this is the run's first process, which prints for all of them."""
     cluster = cluster_of_this_process()
     if cluster is None:
         return True

@@ -59,7 +59,7 @@ def apply_recipe() -> None:
     """Sets the flags of --recipe that are not on the command line.
 
     Raises:
-      UserError: the program lacks one of the flags: a user's own program has no flags of tasks.
+      UserError: the program lacks one of the flags, as a user's own program lacks those of tasks.
     """
     recipe = RECIPES.get(FLAGS.recipe, {})
     if missing := [name for name in recipe if name not in FLAGS]:

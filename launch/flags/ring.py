@@ -99,7 +99,7 @@ def joined_ring() -> Ring | None:
     The first call waits for all workers. Make it before TensorFlow computes anything.
 
     Raises:
-      UserError: an invalid cluster, or a cluster for a strategy that runs in one process.
+      UserError: the cluster is invalid, or given for a strategy that runs in one process.
       PeerLost: not all workers connected in time.
     """
     cluster = cluster_of_this_process()

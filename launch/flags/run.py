@@ -104,7 +104,7 @@ DEFAULT_EPOCHS = 4.0
 
 
 def trainer_options_from_flags(directory: str | None) -> TrainerOptions:
-    """Length, directory and intervals of the run; None as `directory` saves nothing.
+    """Length, directory and intervals of the run; if `directory` is None, nothing is saved.
 
     Raises:
       UserError: --steps and --epochs are both set.
@@ -141,7 +141,7 @@ def run_directory() -> pathlib.Path:
     --directory, else the variable TOWERS_RUN_DIRECTORY, which a launcher sets to the same folder in all the
     processes that it starts, else a new runs/DATE-TIME-PROCESS.
     """
-    # An empty one is not given, as for `known_directory`: $DIR may be unset.
+    # An empty --directory counts as not given, as in `known_directory`: $DIR may be unset.
     if not FLAGS.directory:
         FLAGS.directory = os.environ.get(_RUN_DIRECTORY_VARIABLE) or None
     if not FLAGS.directory:
@@ -151,7 +151,7 @@ def run_directory() -> pathlib.Path:
 
 
 def callbacks_from_flags() -> list[Callback]:
-    """The progress display, and what --profile_steps and --timeline_steps ask for."""
+    """The progress display, and the callbacks of --profile_steps and --timeline_steps."""
     display = ProgressDisplay(worded=in_flags)
     callbacks: list[Callback] = [display]
     if FLAGS.profile_steps is not None:
@@ -169,7 +169,7 @@ def _range_of(name: str) -> tuple[int, int]:
 
 
 def check_timeline() -> None:
-    """Raises UserError, in all processes of a run, if --timeline_steps can't be had beside the other flags."""
+    """Raises UserError, in all processes of a run, if --timeline_steps can't be combined with the other flags."""
     if FLAGS.timeline_steps is None:
         return
     given = f"--timeline_steps={FLAGS.timeline_steps}"

@@ -25,7 +25,7 @@ _NOT_SAVED = (
     "profile_steps",
     "show_layout",
 )
-# Other strategies refuse these.
+# Flags that other strategies refuse.
 _OF_ONE_STRATEGY = (
     "grid",
     "slices",
@@ -36,7 +36,7 @@ _OF_ONE_STRATEGY = (
     "pipeline_schedule",
     "balance",
 )
-# Of training alone. Other flags that the command line may override exclude these.
+# Flags of training alone. They may exclude other flags that the command line overrides.
 _OF_TRAINING = ("steps_per_execution",)
 
 
@@ -62,7 +62,7 @@ def save_flags(directory: pathlib.Path) -> None:
 
 
 class SavedFlags(Callback):
-    """Saves the flags of a run at its start; those of a complete run remain."""
+    """Saves the flags of a run at its start, but keeps those of a run that is already complete."""
 
     def begin(self, run: Run) -> None:
         if run.directory is not None and (
@@ -77,8 +77,8 @@ def load_flags(directory: str | None) -> None:
     A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster.
 
     Raises:
-      UserError: `directory` is None or empty, holds no run, or that of a program that has no flags of tasks; a
-        value in its file of flags is wrong; or a flag on the command line does nothing in this run.
+      UserError: `directory` is None or empty, or holds no run, or one of a program without flags of tasks; a value
+        in its flags.txt is wrong; or a flag on the command line has no effect in this run.
     """
     if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
@@ -91,7 +91,7 @@ def load_flags(directory: str | None) -> None:
     given = {name for name in FLAGS if FLAGS[name].present}
     saved = _read(path)
     if "task" in FLAGS and "task" not in saved:
-        # Its checkpoint would be read into the model of the default task.
+        # Otherwise the checkpoint would be read into the model of the default task.
         raise UserError(
             f"--directory={directory} holds a run of a program of your own ({FLAG_FILE} names no task), which "
             "alone knows its model and data: start that program again, which evaluates a complete run, or load "

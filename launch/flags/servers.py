@@ -90,7 +90,7 @@ listed_in_help(__name__)
 
 
 def servers_options() -> ServersOptions:
-    """How a group of parameter servers works. Raises UserError for flags that contradict each other."""
+    """The options of parameter servers. Raises UserError for flags that contradict each other."""
     return ServersOptions(
         engine=FLAGS.engine,
         steps_per_closure=FLAGS.steps_per_closure,

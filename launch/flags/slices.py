@@ -43,7 +43,7 @@ def sliced_grid() -> Grid | None:
     """The devices of a strategy that divides the layers of a tower; None for other strategies.
 
     Raises:
-      UserError: flags that another strategy refuses, or that contradict each other.
+      UserError: flags of slices with another strategy, or flags that contradict each other.
     """
     if divided_by() != SLICE:
         _refuse("slices", "layout", "show_layout")
@@ -54,10 +54,10 @@ def sliced_grid() -> Grid | None:
 
 
 def slices_from_flags() -> SliceOptions | None:
-    """How layers are divided; None if they are not.
+    """The options of slices; None if a tower's layers are not divided.
 
     Raises:
-      UserError: a part of --layout without '='.
+      UserError: a part of --layout has no '='.
     """
     if divided_by() != SLICE:
         return None

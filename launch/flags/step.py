@@ -197,7 +197,7 @@ def options_from_flags(num_steps: int) -> StepOptions:
 
 
 def rule_from_flags(num_steps: int) -> UpdateRule:
-    """The update rule of --optimizer, within ScaledRates and Lookahead if their flags ask for them."""
+    """The update rule of --optimizer, wrapped in ScaledRates and Lookahead if their flags are given."""
     decay = _DEFAULT_DECAYS[FLAGS.optimizer] if FLAGS.weight_decay is None else FLAGS.weight_decay
     rule = _RULES[FLAGS.optimizer](weight_decay=decay, decays=everything if FLAGS.decay_all else matrices_only)
     if FLAGS.norm_bias_rate_factor != 1:

@@ -18,7 +18,7 @@ from towers.hardware.cores import input_threads
 from towers.task import Task
 
 FLAGS = flags.FLAGS
-# More is no limit; a number of bytes beyond what a float holds would be an error.
+# A larger value would be no limit, and its number of bytes might overflow a float.
 _MOST_GIB = 2.0**30
 _IMAGE_TASKS = tuple(task for task in task_names() if task not in (CLICKS, TEXT))
 
@@ -123,7 +123,7 @@ def task_from_flags() -> Task:
     """The task that the flags name.
 
     Raises:
-      UserError: a flag that the task refuses, or a data set that is not prepared.
+      UserError: the task refuses a flag, or the data set is not prepared.
     """
     try:
         return _built_task()
@@ -142,7 +142,7 @@ def task_from_flags() -> Task:
 
 def _built_task() -> Task:
     if FLAGS.model is None:
-        # Set, so that the files of the run name the network.
+        # Sets the flag, so that the files of the run name the network.
         FLAGS.model = default_network(FLAGS.task)
     return build_task(
         FLAGS.task,

@@ -1,1 +1,1 @@
-"""What `launch.memory` prints: bytes a device for each mode."""
+"""What `launch.memory` prints: bytes per device for each mode."""

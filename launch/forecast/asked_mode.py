@@ -11,12 +11,12 @@ FLAGS = flags.FLAGS
 
 
 def asked_mode(devices: Devices) -> ProcessMode:
-    """The mode that the flags choose, on all devices; of a ring and of servers, the towers of a worker."""
+    """The mode that the flags choose, on all devices; for a ring or servers, the mode of a worker's towers."""
     # The towers of a ring's worker are those of the mode that its grid names.
     grouped = next((mode for mode, axis in AXES.items() if axis == divided_by()), TOWERS)
     count = len(all_devices(devices))
     name = f"{count} tower{'' if count == 1 else 's'}" if grouped == TOWERS else f"{grouped} on {count} devices"
-    # The towers of a worker divide nothing: workers do.
+    # In a cluster ZeRO divides the state between the workers, not between the towers of one worker.
     over_workers = bool(devices.zero and cluster_kind(FLAGS.strategy))
     return ProcessMode(
         name=name + ", without ZeRO over workers," * over_workers,

@@ -15,14 +15,14 @@ _SHOWN = ("KiB", "MiB", "GiB", "TiB")
 
 
 def bytes_from(flag: str, text: str) -> int:
-    """The bytes that a flag's text means.
+    """The number of bytes that a flag's text names.
 
     Args:
       flag: the flag's name, for the error.
       text: a number and a unit, as '16GiB', '512 MiB' or '80GB'.
 
     Raises:
-      UserError: it is no number with a unit, not above 0, or more than any device has.
+      UserError: the text is not a number with a unit, not above 0, or more than any device has.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text)
     unit = _UNITS.get(match.group(2).lower()) if match else None
@@ -35,12 +35,12 @@ def bytes_from(flag: str, text: str) -> int:
 
 
 def unit_for(count: float) -> str:
-    """The unit in which bytes are a number of at most three digits: 'MiB'."""
+    """The unit, such as 'MiB', in which `count` bytes have at most three digits before the point."""
     return next((unit for unit in _SHOWN if count < 999.5 * _bytes_of(unit)), _SHOWN[-1])
 
 
 def in_unit(count: float, unit: str) -> str:
-    """Bytes in a unit, with three digits but at most two behind the point: '123', '12.3', '0.12', '<0.01', '0'."""
+    """Bytes in a unit, with three digits but at most two after the point: '123', '12.3', '0.12', '<0.01', '0'."""
     size = count / _bytes_of(unit)
     if 0 < size < 0.01:
         return "<0.01"

@@ -1,6 +1,6 @@
-"""The modes side by side: bytes a device of each. To add a mode: write its function, add it to `MODES`.
+"""The modes side by side: bytes per device for each. To add a mode: write its function, add it to `MODES`.
 
-A column is read off the graph that the mode runs, or computed from such a column by a formula.
+A column is computed from the graph that the mode runs, or by a formula from another column.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ class Column:
 
     Attributes:
       name: the mode.
-      basis: GRAPH if it is read off the mode's graph, ARITHMETIC if a formula made it from another column.
-      device: the fullest device, or the one that the name says.
-      process: the whole process if its towers are on CPUs, which share a memory; else None.
-      mode: what a process runs for it, if it is to be measured.
+      basis: GRAPH if computed from the mode's graph, ARITHMETIC if by a formula from another column.
+      device: memory of the fullest device, or of the one in `name`.
+      process: memory of the whole process if its towers are on CPUs; else None.
+      mode: the mode to run in a process to measure this column; None if it can't be measured.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is to be trained, for the functions of `MODES`.
+    """The run to predict: the argument of the functions of `MODES`.
 
     Attributes:
       modes: task, devices and options, and the modes of one process.
       num_workers: processes of a ring, and workers of parameter servers.
       num_servers: parameter servers.
-      servers: how these work.
+      servers: options of the parameter servers.
     """
 
     modes: ProcessModes
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def num_towers(self) -> int:
-        """Towers if each device of the process is one."""
+        """Number of towers if each device of the process is a tower."""
         return len(all_devices(self.modes.devices))
 
     @property
@@ -84,12 +84,12 @@ class Run:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters."""
+        """Number of elements of all parameters."""
         return sum(variable.shape.num_elements() for variable in self.parameters.values())
 
     @property
     def bytes_per_parameter(self) -> BytesPerParameter:
-        """What each costs: itself, its gradient and its slots, in the first one's format."""
+        """Bytes of a parameter's element, of its gradient and of its slots, in the first parameter's dtype."""
         item = next(iter(self.parameters.values())).dtype.size
         return BytesPerParameter(item, item, item * len(self.modes.options.rule.slot_names))
 
@@ -99,7 +99,7 @@ class Run:
         return Column(mode.name, GRAPH, device, self._in_all(mode), mode)
 
     def of_each_device(self, mode: ProcessMode, device_name: str) -> list[Column]:
-        """A column for each device of a mode of this process; the first one has the process too."""
+        """A column for each device of a mode of this process; the first one also has the process's memory."""
         by_device = self._by_device(mode)
         names = [name.removeprefix("/device:") for name in all_devices(mode.devices(self.modes.devices))]
         found = [
@@ -116,7 +116,7 @@ class Run:
 
 
 def one_tower(run: Run) -> Iterator[Column]:
-    """One device."""
+    """One tower on one device."""
     yield run.of_process(run.one)
 
 
@@ -127,7 +127,7 @@ def central_towers(run: Run) -> Iterator[Column]:
 
 
 def sharded_towers(run: Run) -> Iterator[Column]:
-    """An owner for each parameter."""
+    """Towers with each parameter on its owner."""
     if run.num_towers > 1:
         name = f"{run.num_towers} towers, sharded"
         yield run.of_process(dataclasses.replace(run.central, name=name, sharded=True))
@@ -141,10 +141,10 @@ def replicated_towers(run: Run) -> Iterator[Column]:
 
 
 def zero_stages(run: Run) -> Iterator[Column]:
-    """ZeRO over the towers; with one tower its formulas for two devices.
+    """ZeRO over the towers, from their graphs; with one tower, by formulas for two devices.
 
-    The formulas: model states by `towers.memory.zero`, the rest as of one tower. What it exchanges: a gradient on
-    its way to its owner (stages 1 and 2); two gathered layers (3).
+    The formulas: model states by `towers.memory.zero`, the rest as for one tower. Exchanged at a time: a gradient
+    on its way to its owner (stages 1 and 2); two gathered layers (stage 3).
     """
     if run.num_towers > 1:
         for zero in (1, 2, 3):
@@ -157,12 +157,12 @@ def zero_stages(run: Run) -> Iterator[Column]:
 
 
 def recomputed_blocks(run: Run) -> Iterator[Column]:
-    """The towers with activations of repeated blocks computed again."""
+    """The towers with recomputed activations in repeated blocks."""
     yield from _recomputed(run, "blocks")
 
 
 def recomputed_fully(run: Run) -> Iterator[Column]:
-    """The towers with activations of all parts computed again."""
+    """The towers with recomputed activations in all parts."""
     yield from _recomputed(run, "full")
 
 
@@ -193,11 +193,12 @@ def branches(run: Run) -> Iterator[Column]:
 
 
 def ring(run: Run) -> Iterator[Column]:
-    """A worker: its towers on its part of the batch, and what is exchanged when the backward pass needs the most.
+    """A worker: its towers on its part of the batch, and what it exchanges at the peak of the backward pass.
 
-    Gradients are exchanged pack by pack as they become ready: all of them summed, and one pack as a vector too.
-    With ZeRO-1 it has a part of the optimizer state, and gets the sums of that part. When the gradients are gone,
-    it sends its part of the parameters and gets all of them as vectors: more only where the batch is small.
+    Gradients are exchanged pack by pack as they become ready. So the worker holds the sums of all gradients, and
+    one pack as a vector too. With ZeRO-1 it holds a part of the optimizer state, and the sums of that part. When
+    the gradients are freed, it sends its part of the parameters and receives all of them as vectors, which takes
+    more only if the batch is small.
     """
     own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
     parameters, part = own.parameters_bytes, 1 / run.num_workers
@@ -212,10 +213,10 @@ def ring(run: Run) -> Iterator[Column]:
 
 
 def ring_zero_3(run: Run) -> Iterator[Column]:
-    """A worker with its part of all states, and four layers: two gathered, two sent to owners.
+    """A worker with its part of all states and, at a time, four layers: two gathered, two sent to owners.
 
-    The latter are a gradient, summed over the towers, and the vector that is sent. Each of several towers has its
-    own gradient besides. The model's first values are freed.
+    Those that are sent are a gradient, summed over the towers, and the vector that is sent. If there are several
+    towers, each has its own gradient too. The model's first values are freed.
     """
     own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
     if run.modes.devices.on_cpu:
@@ -228,7 +229,7 @@ def ring_zero_3(run: Run) -> Iterator[Column]:
 
 
 def _with_zero(run: Run, own: StepMemory, count: int, *, zero: int) -> StepMemory:
-    """A device's memory with its part of the states, and what it exchanges at a time."""
+    """A device's memory with its part of the states, and with what it exchanges at a time."""
     layers = layer_bytes(run.parameters)
     states = model_states(run.num_parameters, count, zero=zero, each=run.bytes_per_parameter)
     return dataclasses.replace(
@@ -241,10 +242,10 @@ def _with_zero(run: Run, own: StepMemory, count: int, *, zero: int) -> StepMemor
 
 
 def parameter_servers(run: Run) -> Iterator[Column]:
-    """An asynchronous worker computes a whole batch from a pulled vector; a server has a piece and its slots.
+    """An asynchronous worker that computes a whole batch, and a server with a piece of the parameters and slots.
 
-    A worker has the pulled vector beside the parameters that it is cut into, and its gradient as a vector. A
-    server may hold a gradient of each worker, and a copy of the one that it applies.
+    A worker holds the parameters, the pulled vector that they are cut from, and its gradient as a vector. A server
+    may hold a gradient of each worker, and a copy of the one that it applies.
     """
     check_options(run.modes.options, run.servers, run.num_workers)
     check_model(run.modes.strategy(run.central), run.servers, run.num_workers)
@@ -261,7 +262,7 @@ def parameter_servers(run: Run) -> Iterator[Column]:
 
 
 def layer_bytes(parameters: Mapping[str, tf.Variable]) -> list[int]:
-    """Bytes of each layer's parameters, the largest first; a layer is what its parameters' paths begin with."""
+    """Bytes of each layer's parameters, the largest first. A parameter's layer is its path up to the last '/'."""
     found: dict[str, int] = {}
     for path, variable in parameters.items():
         layer = path.rpartition("/")[0]
@@ -294,7 +295,7 @@ def columns_of(run: Run, show: Callable[[str], None] = lambda mode: None) -> tup
       show: called with the name of each mode before it is traced, which may take a minute.
 
     Raises:
-      UserError: one tower refuses it too.
+      UserError: even one tower refuses the model, the batch or an option.
     """
     found: list[Column] = []
     refusals = []

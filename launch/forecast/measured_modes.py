@@ -20,12 +20,12 @@ from towers.engine import Engine
 from towers.task import InputShard, Task
 
 FLAGS = flags.FLAGS
-# What a process prints: bytes that a step allocates beside what it holds, or all bytes of the fullest GPU.
+# Keys of what a process prints: bytes that a step itself allocates, or all bytes of the fullest GPU.
 PASSING, FULLEST = "passing_bytes", "fullest_gpu_bytes"
 _TIMEOUT_SECONDS = 900.0
-# Flags that choose another mode, and would contradict the one that is measured.
+# Flags that choose a mode, and would contradict the measured one.
 _OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload", "branch_devices")
-# Flags that one mode alone takes.
+# Flags that only one mode accepts.
 _OF_ONE_MODE = {SLICES: ("layout",), PIPELINE: ("stages", "microbatches", "pipeline_schedule")}
 
 
@@ -34,15 +34,15 @@ def measured(
 ) -> dict[str, float]:
     """The measured peak in bytes of each column's mode, by the column's name.
 
-    It is that of the process if its towers are on CPUs, else that of the fullest GPU.
+    The peak is that of the whole process if its towers are on CPUs, else that of the fullest GPU.
 
     Args:
       modes: the modes of one process.
-      columns: which of these are measured; each has its mode.
+      columns: the columns to measure; each has a `mode`.
       show: called with the name of each before it runs, which may take a minute.
 
     Raises:
-      PeerLost, UserError, Interrupted: as `launch.measuring.running.run_case`.
+      PeerLost, UserError, Interrupted: see `launch.measuring.running.run_case`.
     """
     found = {}
     with StopSignals() as signals:
@@ -57,7 +57,7 @@ def measured(
 
 
 def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int) -> float:
-    """What the process holds before a step is known to the byte: the step's own allocations are added to it."""
+    """Predicted bytes that a process holds before a step (they are exact), + the measured ones of the step."""
     if column.process is None:
         return figures[FULLEST]
     return column.process.total_bytes - passing_bytes + figures[PASSING]
@@ -66,7 +66,7 @@ def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int
 def _case(modes: ProcessModes, mode: ProcessMode) -> Case:
     of_others = [name for one, names in _OF_ONE_MODE.items() if one != mode.strategy for name in names]
     of_others += unserved("strategy", mode.strategy)
-    # Pipelines and branches have it. It was predicted with if the flags choose the mode.
+    # Pipelines and branches accept it. The prediction used it only if the flags choose this mode.
     of_others += ["balance"] * (AXES.get(mode.strategy) != divided_by())
     of_others += ["tower_shares"] * (modes.shares(mode) is None)
     words = [
@@ -93,12 +93,12 @@ def measure_here(engine: Engine, task: Task, num_steps: int) -> dict[str, float]
     """Runs steps on one batch in this process, and measures the memory of all but the first one.
 
     Args:
-      engine: of the mode.
-      task: gives the batch.
-      num_steps: number of steps; of one step, that one is measured.
+      engine: the engine of the mode.
+      task: the task that gives the batch.
+      num_steps: number of steps; if it is 1, that step is measured.
 
     Returns:
-      The largest peak, because threads run the operations of each step in another order.
+      The largest peak in bytes, as PASSING or FULLEST: peaks differ, as threads vary the order of operations.
     """
     if engine.devices.on_cpu:
         return {PASSING: max(passing_of_steps(engine, task, num_steps))}
@@ -114,7 +114,7 @@ def passing_of_steps(engine: Engine, task: Task, num_steps: int) -> list[float]:
 
 
 def _steps(engine: Engine, task: Task, num_steps: int) -> list[Callable[[], float]]:
-    """Functions that run one step each; a first one has run if there are several."""
+    """Functions that run one step each. If `num_steps` is above 1, a first step has already run."""
     batch = next(iter(as_batches(task.dataset("train", InputShard()))))
 
     def step():

@@ -15,21 +15,21 @@ from towers.stages.options import PipelineOptions
 from towers.task import Task
 
 TOWERS, PIPELINE, SLICES, BRANCHES = "towers", "pipeline", "slices", "branches"
-# What the grid calls a device of a tower.
+# The axis of the grid along which each mode divides a tower.
 AXES = {PIPELINE: "stage", SLICES: "slice", BRANCHES: "branch"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessMode:
-    """What a process runs on its first devices.
+    """A mode of one process, on the first of its devices.
 
     Attributes:
-      name: for the user.
+      name: name of the mode, for the user.
       num_devices: how many of the process's devices it uses.
       strategy: TOWERS, or for one tower over all devices PIPELINE, SLICES or BRANCHES.
-      num_towers: towers of several devices; those of TOWERS are the devices.
-      sharded, replicated, zero, offload: as of `towers.devices.Devices`.
-      recompute: what the backward pass computes again; None for what the options say.
+      num_towers: number of towers of several devices; unused with TOWERS, where each device is a tower.
+      sharded, replicated, zero, offload: see `towers.devices.Devices`.
+      recompute: what the backward pass recomputes; None for the policy of the options.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ProcessMode:
         )
 
     def _threads(self, of_process: Devices) -> int:
-        """Threads of an operation: those of the process, or fewer devices share all cores."""
+        """Threads of an operation: the process's number; if that is the default, the default for `num_devices`."""
         count, threads = len(all_devices(of_process)), of_process.threads_per_tower
         is_default = threads == threads_for(count, num_cores())
         return threads_for(self.num_devices, num_cores()) if is_default else threads
@@ -93,10 +93,10 @@ class ProcessModes:
     """Builds the modes of one process, each once.
 
     Attributes:
-      task: gives model and batch.
+      task: the task, which gives model and batch.
       devices: all devices of the process.
-      options: how a step computes.
-      pipeline, slices, branches: how a tower is divided over several devices.
+      options: options of a step.
+      pipeline, slices, branches: options for a tower that is divided over several devices.
       tower_shares: relative sizes of the towers' parts of a batch, for modes with as many towers; None for equal
         parts.
     """
@@ -110,7 +110,7 @@ class ProcessModes:
     tower_shares: tuple[float, ...] | None = None
 
     def shares(self, mode: ProcessMode) -> tuple[float, ...] | None:
-        """The `tower_shares` if they are for the mode's towers."""
+        """The `tower_shares` if the mode has as many towers; else None."""
         count = mode.devices(self.devices).num_towers
         return self.tower_shares if self.tower_shares and len(self.tower_shares) == count else None
 
@@ -143,14 +143,14 @@ class ProcessModes:
         return EngineMemory(self.strategy(mode).engine)
 
     def process_or_gpu(self, mode: ProcessMode, length: int) -> StepMemory:
-        """What a batch has to fit: the process's memory if its towers are on CPUs, else the fullest GPU's."""
+        """Memory for a batch of `length`: of the process if its towers are on CPUs, else of the fullest GPU."""
         memory = self.memory(mode)
         if self.devices.on_cpu:
             return memory.in_all(length)
         return max(memory.by_device(length).values(), key=lambda one: one.total_bytes)
 
     def multiple(self, mode: ProcessMode) -> int:
-        """Parts into which a step of the mode divides a batch, so that all can be equal."""
+        """Number of parts into which a step divides a batch: a multiple of it gives equal parts."""
         devices = mode.devices(self.devices)
         if mode.strategy != PIPELINE:
             return devices.num_towers * self.options.accumulation

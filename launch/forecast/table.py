@@ -13,9 +13,9 @@ _BETWEEN = "  "
 
 
 def table(columns: Sequence[Column], measured: Mapping[str, float], width: int = 120) -> list[str]:
-    """The lines of a table with a row for each mode, of its fullest device at its peak.
+    """The lines of a table with a row for each mode: its fullest device at the peak.
 
-    Figures for which `width` has no room follow in further tables below.
+    Figures that don't fit into `width` follow in further tables below.
 
     Args:
       columns: the modes.
@@ -37,7 +37,7 @@ def table(columns: Sequence[Column], measured: Mapping[str, float], width: int =
 
 
 def _figures(columns: Sequence[Column], measured: Mapping[str, float], unit: str) -> Iterator[list[str]]:
-    """Each figure of all modes, with its name first: the sums, what was measured, the parts of a device."""
+    """Each figure for all modes, its name first: sums, measured peaks, the parts of a device's memory."""
     yield ["device", *(in_unit(one.device.total_bytes, unit) for one in columns)]
     yield ["process", *(in_unit(_process_bytes(one), unit) if one.process else "" for one in columns)]
     if measured:
@@ -53,7 +53,7 @@ def _figures(columns: Sequence[Column], measured: Mapping[str, float], unit: str
 
 
 def _blocks(figures: Sequence[list[str]], width: int) -> Iterator[list[list[str]]]:
-    """As many figures at a time, at least one, as a line of `width` characters has room for."""
+    """Groups of figures that fit into a line of `width` characters; at least one figure each."""
     block, used = [], 0
     for figure in figures:
         needed = len(_BETWEEN) + len(figure[0])
@@ -75,7 +75,7 @@ def _process_bytes(column: Column) -> float:
 
 
 def saved_by_zero(num_parameters: int, each: BytesPerParameter, count: int) -> list[str]:
-    """A line for each stage: the model states on a device, and what the stage saves of them."""
+    """A line for each stage of ZeRO: the model states on a device, and how much of them the stage saves."""
     whole = model_states(num_parameters, count, zero=0, each=each).total_bytes
     found = []
     for zero in (1, 2, 3):

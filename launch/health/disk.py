@@ -33,7 +33,7 @@ def disk(directory: str) -> Section:
 
 def _nearest_present(path: pathlib.Path) -> pathlib.Path:
     path = path.absolute()
-    # Unlike Path.exists, False for what can't be read too.
+    # Unlike Path.exists, also False (not an error) for a path that may not be read.
     return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
 
 

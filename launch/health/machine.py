@@ -20,7 +20,7 @@ from towers.hardware.cpu_topology import numa_nodes, physical_cores
 from towers.hardware.gpus import Gpu, gpu_of
 
 CPU_INFO = pathlib.Path("/proc/cpuinfo")
-# What the CPU may have that makes kernels faster.
+# Instructions that make kernels faster.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 SPEED_VARIABLES = (
     "TF_ENABLE_ONEDNN_OPTS",
@@ -42,9 +42,9 @@ def devices(
     """CPUs and GPUs that TensorFlow sees, the load, memory, and a container's limits.
 
     Args:
-      environment: of this process.
+      environment: this process's environment.
       root: the folder that holds proc/ and sys/.
-      signs: files of which at least one exists where a GPU is.
+      signs: files of which at least one exists on a machine with a GPU.
     """
     gpus = [gpu_of(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
@@ -76,7 +76,7 @@ def cpu_model(info: pathlib.Path = CPU_INFO) -> str:
 
 
 def threads(environment: Mapping[str, str]) -> Section:
-    """Environment variables that set threads and kernels; the default number of towers and threads of a run."""
+    """Environment variables that set threads and kernels, and a run's default numbers of towers and threads."""
     cores = num_cores()
     return Section(
         facts={

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-# Either exists where NVIDIA's driver runs; containers may hide one of them.
+# At least one exists where NVIDIA's driver runs; containers may hide the other.
 DRIVER_SIGNS = (pathlib.Path("/proc/driver/nvidia/version"), pathlib.Path("/dev/nvidia0"))
 _SECONDS = 60.0
 _LOOK = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
-# What TensorFlow 2.21 logs, the most telling first; 'Could not find cuda drivers' is printed for libcudart too.
+# Parts of messages that TensorFlow 2.21 logs, the most specific first. It logs 'Could not find cuda drivers' for a
+# missing libcudart too.
 _REASONS = (
     "failed call to cuInit",
     "Cannot dlopen",
@@ -25,7 +26,7 @@ _REASONS = (
 _LOG_PREFIX = re.compile(r"^(?:\d{4}-\S+ \S+: )?[IWEF]\d* .*?\] |^\d{4}-\S+ \S+ [IWEF] \S+\] ")
 _LONGEST = 300
 _FIX = "install the libraries that it needs with pip install 'tensorflow[and-cuda]' (our extra [gpu])"
-# In a container or under a scheduler the driver's library may be there and the GPU not.
+# In a container or under a scheduler the driver's library may be present without a GPU.
 _FIX_OF_DRIVER = "check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, that GPUs were passed to it"
 
 
@@ -37,12 +38,12 @@ def missing_gpus(
 ) -> str:
     """A line for the user if there is a driver and TensorFlow finds no GPU; '' if nothing is missing.
 
-    Then, and only then, a second process imports TensorFlow with all of its messages, which takes seconds: this
-    process has imported it with fewer.
+    Only if GPUs are missing, a second process imports TensorFlow with all of its messages, which takes seconds: in
+    this process most are hidden.
 
     Args:
       num_found: number of GPUs that TensorFlow finds.
-      environ: the environment. In CUDA_VISIBLE_DEVICES a first name that is no GPU's, as -1, hides all on purpose.
+      environ: the environment. If CUDA_VISIBLE_DEVICES begins with a name of no GPU (-1), it hides all on purpose.
       signs: files of which at least one exists if a driver runs.
     """
     sign = next((path for path in signs if path.exists()), None)
@@ -56,7 +57,7 @@ def missing_gpus(
 
 
 def _hides_all(environ: Mapping[str, str]) -> bool:
-    """Whether a variable hides all GPUs. CUDA ignores what follows the first name that is no GPU's."""
+    """Whether a variable hides all GPUs. CUDA ignores the list from its first name that is not a GPU's."""
     first = environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     return not re.match(r"\d|GPU-|MIG-", first) or environ.get("NVIDIA_VISIBLE_DEVICES") in ("none", "void")
 

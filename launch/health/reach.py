@@ -93,7 +93,7 @@ def is_port_free(port: int, family: socket.AddressFamily = socket.AF_INET) -> bo
     """Whether a server on this machine could listen on the port, on the addresses of this family.
 
     Raises:
-      OSError: the port can't be used for another reason than a server that uses it, e.g. missing permission.
+      OSError: the port can't be used for a reason other than a server that uses it, e.g. missing permission.
     """
     with socket.socket(family, socket.SOCK_STREAM) as server:
         # Otherwise lingering connections of a server that has just ended would make the port look taken.

@@ -1,1 +1,1 @@
-"""Kubernetes documents for a ring of pods, as plain dictionaries; one file for each kind."""
+"""Kubernetes documents for a cluster of pods, as plain dictionaries, one file for each kind; Slurm scripts."""

@@ -1,4 +1,4 @@
-"""Which cluster a command needs, for programs that describe one without joining it."""
+"""The cluster that a command needs, for programs that describe the cluster without joining it."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def num_servers(command: Sequence[str], asked: int | None) -> int:
 
     Args:
       command: the words of the command that every process runs.
-      asked: what the user asked for; None for the default.
+      asked: the number that the user gave; None for the default.
 
     Raises:
       UserError: the command's strategy has servers and `asked` is 0, or it has none and `asked` is not 0.
@@ -37,12 +37,12 @@ def num_servers(command: Sequence[str], asked: int | None) -> int:
 
 
 def check_cluster(command: Sequence[str], num_processes: int, asked: str) -> None:
-    """Raises UserError if several processes would run launch.train with a strategy that has one.
+    """Raises UserError if several processes would run launch.train with a strategy that runs in one process.
 
     Args:
       command: the words of the command that every process runs. A flag file or a recipe may choose the strategy.
       num_processes: number of processes.
-      asked: the flags that asked for them.
+      asked: the flags that gave this number.
     """
     is_open = any(word.startswith(("-flagfile", "--flagfile", "-recipe", "--recipe")) for word in command)
     strategy = flag_value(command, "strategy") or OF_ONE_PROCESS[0]

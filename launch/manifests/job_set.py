@@ -23,7 +23,7 @@ def host(pods: Pods, role: str, index: int) -> str:
 
 
 def documents(pods: Pods) -> list[dict[str, object]]:
-    """NetworkPolicy and JobSet; the controller makes the Service."""
+    """NetworkPolicy and JobSet; the controller creates the Service."""
     # 'PodFailurePolicy' is the failure reason of a Job that FAIL_AT_ONCE ended.
     give_up = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     spec = {
@@ -34,7 +34,7 @@ def documents(pods: Pods) -> list[dict[str, object]]:
         ],
     }
     if pods.has_servers:
-        # A worker that was replaced too late to join must not keep a complete run alive.
+        # A worker that was replaced too late to join must not keep a complete run from ending.
         spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": [CHIEF]}
     about = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": pods.metadata}
     return [network_policy(pods), {**about, "spec": spec}]

@@ -5,7 +5,7 @@ from launch.manifests.pods import Pods
 
 
 def headless_service(pods: Pods) -> dict[str, object]:
-    """Gives each pod the DNS name HOST.NAME, where NAME is the pods' subdomain."""
+    """A Service that gives each pod the DNS name HOST.NAME, where NAME is the pods' subdomain."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -21,7 +21,7 @@ def headless_service(pods: Pods) -> dict[str, object]:
 
 
 def network_policy(pods: Pods) -> dict[str, object]:
-    """Admits only connections between these pods, on every port, because NCCL chooses its own ports."""
+    """A NetworkPolicy that admits only connections between these pods, on any port: NCCL chooses its own."""
     own_pods = {"podSelector": {"matchLabels": pods.labels}}
     return {
         "apiVersion": "networking.k8s.io/v1",

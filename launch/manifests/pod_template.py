@@ -52,13 +52,13 @@ def pod_template(
 def tf_config_environment(pods: Pods, role: str, host: Callable[[Pods, str, int], str]) -> list[dict[str, object]]:
     """TF_CONFIG for the pods of an Indexed Job, all of one role; the text is the same for all of them.
 
-    Kubernetes replaces $(NAME) by the value of a variable that is earlier in the list. The Job would add the index
-    at the end, so it is declared first here. TF_CONFIG contains it as a string, because JSON has no $(...) outside
-    strings.
+    Kubernetes replaces $(NAME) by the value of a variable that is earlier in the list. The Job would add the
+    variable of the index at the end, so this declares it first. TF_CONFIG contains the index as a string, because
+    JSON allows $(...) only in strings.
 
     Args:
       pods: all pods.
-      role: of the Job's pods.
+      role: role of the Job's pods.
       host: function of the pods, a role and an index that returns the pod's host name.
 
     Raises:

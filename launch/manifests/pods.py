@@ -44,7 +44,7 @@ class Pods:
       mount: path of the volume in a pod.
       max_restarts: maximum restarts of each pod, and so of the cluster.
       port: port that TensorFlow's server listens on.
-      secret: what a process must know to connect to parameter servers; drawn anew for each object.
+      secret: text that a process must have to connect to parameter servers; drawn at random for each object.
 
     Raises:
       UserError: Kubernetes would refuse a value, or a restarted run could not resume.

@@ -23,8 +23,8 @@ _MOST_GRACE_SECONDS = 65535
 # and leaves a file in the run's directory. The exit code of srun itself is not enough: it is the highest of all
 # tasks, so it is 75 also if one task failed and the others were stopped. Such a job would be requeued and fail
 # again. SIGTERM also reaches the shell around a task: `trap : TERM` keeps the shell alive until its task has
-# ended. A task that gets SIGTERM while Python starts ends with 143: it had nothing to save. If it gets it
-# because another task has failed, srun's exit code is that of the other task.
+# ended. A task that gets SIGTERM while Python starts ends with 143: it had nothing to save. If it gets the
+# signal because another task has failed, srun's exit code is that of the other task.
 _KILLED_BY_SIGTERM = 143
 _MAX_REQUEUES_WITHOUT_PROGRESS = 5
 _SCRIPT = """\
@@ -85,7 +85,7 @@ class Job:
       cpus_per_task: CPU cores per task; None for Slurm's default, which is 1.
       gpus_per_node: a number, or a type and a number as 'a100:4', divided evenly among the node's tasks.
       time: time limit in Slurm's form, '90' (minutes), '8:00:00' or '2-12:00:00'; None for the partition's limit.
-      partition: None for Slurm's default partition.
+      partition: the partition; None for Slurm's default one.
       job_name: name that squeue shows.
       grace_seconds: seconds before the time limit at which Slurm sends SIGTERM.
     """
@@ -167,7 +167,7 @@ def _servers(job: Job, command: Sequence[str]) -> int:
     """Number of parameter servers among the tasks.
 
     Raises:
-      UserError: not enough tasks for them, a chief and a worker; or several for a command of one process.
+      UserError: too few tasks for servers, a chief and a worker; or several tasks for a command of one process.
     """
     servers, tasks = num_servers(command, job.ps), job.nodes * job.tasks_per_node
     check_cluster(command, tasks, f"--nodes={job.nodes} --tasks_per_node={job.tasks_per_node}")

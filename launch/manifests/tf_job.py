@@ -31,7 +31,7 @@ def documents(pods: Pods) -> list[dict[str, object]]:
         # The operator sums the restarts of all pods and fails the TFJob when the sum reaches the limit. Each
         # restart of the cluster is one restart of every pod.
         "runPolicy": {"backoffLimit": sum(pods.counts.values()) * pods.max_restarts + 1},
-        # With a chief the TFJob ends as the chief does. Otherwise the operator by default ends all workers when
+        # With a chief the TFJob ends like the chief. Otherwise the operator by default ends all workers when
         # worker 0 ends, even if the others have not completed.
         **({} if pods.has_servers else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {_ROLES[role]: _replicas(pods, role) for role in pods.counts},

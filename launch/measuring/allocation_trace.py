@@ -1,8 +1,8 @@
-"""The memory that a call of TensorFlow allocates on CPUs: the allocator's events in a trace of it.
+"""The memory that a call of TensorFlow allocates on CPUs, from the allocator's events in a trace of the call.
 
-TensorFlow traces the allocations of its BFC allocator, which is that of CPUs only where the environment says
-TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow starts. An event has the bytes that were asked for. The allocator's
-own statistics (`tf.config.experimental.get_memory_info`) count the blocks that it gave out, which are larger.
+TensorFlow traces the allocations of its BFC allocator, which CPUs use only if the environment has
+TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow starts. An event has the requested bytes. The allocator's own
+statistics (`tf.config.experimental.get_memory_info`) count the allocated blocks, which are larger.
 """
 
 import collections
@@ -20,10 +20,10 @@ _ALLOCATION, _DEALLOCATION = "MemoryAllocation", "MemoryDeallocation"
 
 
 def allocated_peak(call: Callable[[], object]) -> int:
-    """Most bytes that are live at once of those that `call` allocates on CPUs.
+    """The peak in bytes of what `call` allocates on CPUs: the most that is live at once.
 
     Raises:
-      UserError: TensorFlow's allocator is not traced in this process.
+      UserError: the trace has no allocation: TF_CPU_ALLOCATOR_USE_BFC=1 was not set.
     """
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder, tf.profiler.experimental.ProfilerOptions(host_tracer_level=3))
@@ -43,10 +43,11 @@ def allocated_peak(call: Callable[[], object]) -> int:
 
 
 def peak_of(events: Iterable[tuple[bool, int, int]]) -> int:
-    """Most bytes live at once.
+    """The largest number of bytes that are live at once.
 
     Args:
-      events: (whether it is an allocation, address, bytes), in order. What was allocated before them is ignored.
+      events: (whether it is an allocation, address, bytes), in order. Memory allocated before the
+        first event is ignored.
     """
     live: dict[int, int] = {}
     total = most = 0

@@ -21,7 +21,7 @@ from towers.precision import PRECISIONS
 FLAGS = flags.FLAGS
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 NO_LINK = "none"
-# The rate of each kind of link between two processes, in million bits a second and direction.
+# The rate of each kind of link between two processes, in million bits per second in each direction.
 MEGABITS = {"1gbit": 1000, "100mbit": 100}
 # The networks that each of the peers' programs has.
 _PEER_NETWORKS = {
@@ -29,9 +29,9 @@ _PEER_NETWORKS = {
     "torch_step.py": ("resnet20",),
     "ps_step.py": ("tiny", "resnet20"),
 }
-# Programs whose processes find each other by TF_CONFIG, which `peer_on_hosts.py` can change.
+# Peers whose processes find each other by TF_CONFIG, in which `peer_on_hosts.py` can replace addresses.
 _PEERS_BY_TF_CONFIG = ("keras_step.py", "ps_step.py")
-# The processes of each strategy, by role, for its `count`; {} is one process without a cluster.
+# For each strategy: the number of processes by role, from `count`; {} is one process without a cluster.
 _PROCESSES = {
     "towers": lambda count: {},
     "mirrored": lambda count: {},
@@ -42,7 +42,7 @@ _PROCESSES = {
 }
 
 
-# Flags for the devices of a strategy whose tower has several; each has a thread.
+# Flags for strategies whose only tower has `count` devices, each with one thread.
 _OF_ONE_TOWER = {
     "pipeline": lambda count: (f"--stages={count}", "--threads_per_tower=1"),
     "slices": lambda count: (f"--slices={count}", "--threads_per_tower=1"),
@@ -50,7 +50,7 @@ _OF_ONE_TOWER = {
 
 
 def measured_networks() -> tuple[str, ...]:
-    """Networks to measure: of images, and the transformers."""
+    """Names of the networks that can be measured: those for images, and the transformers."""
     return (*network_names(), *TRANSFORMERS)
 
 
@@ -64,9 +64,9 @@ class Work:
       network: the network's name.
       batch: examples in a global batch; for asynchronous workers, examples in one update.
       precision: precision in which layers compute.
-      engine: whose runtime carries a ring or parameter servers; '' where there is no choice.
+      engine: 'tensorflow' or 'own' for a ring or parameter servers; '' for other strategies.
       link: the link of each process to the others, a key of MEGABITS; 'none': this machine's loopback.
-      isa: the CPU that is imitated, one of `ISAS`; 'none': this one.
+      isa: instructions of the imitated CPU, one of `ISAS`; 'none': this CPU.
       steps: number of measured steps in each round.
       flags: further flags of this project's rows, from the benchmark's command line: '--recompute=full --notf32'.
       allowed_speedup: how many times the rate of one device a pipeline can have: devices * (1 - bubble), for
@@ -113,14 +113,14 @@ class Case:
 
 
 def work_of_flags(strategy: str, count: int, precision: str = FLOAT32, engine: str = "") -> Work:
-    """Work with the network and the batch of the flags."""
+    """Work on the network, batch and steps that the flags choose."""
     return Work(
         strategy, count, FLAGS.network, FLAGS.measured_batch, precision, engine, steps=FLAGS.measured_steps
     )
 
 
 def batch_of_flags(default: int) -> int:
-    """--measured_batch; if it is not given, the default of some rows."""
+    """The value of --measured_batch; `default` if the flag is not given."""
     return FLAGS.measured_batch if FLAGS["measured_batch"].present else default
 
 
@@ -155,7 +155,7 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
 
 
 def linked(name: str, work: Work) -> tuple[str, Work]:
-    """The name and the work of a row of several processes, with the link of the flags."""
+    """The name and the work of a row of several processes, with the link of --link added to both."""
     if FLAGS.link == NO_LINK:
         return name, work
     return f"{name}, {FLAGS.link}", dataclasses.replace(work, link=FLAGS.link)

@@ -9,7 +9,7 @@ from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, batch_of_flags,
 
 FLAGS = flags.FLAGS
 NETWORK = "cifar_fast"
-# The recipe's batch, unless the flag says otherwise.
+# The recipe's batch, used unless --measured_batch is given.
 _BATCH = 1024
 _UPDATE_RULE = (
     *("--optimizer=nesterov", "--momentum=0.85", "--learning_rate=1.5", "--weight_decay=0.0089", "--decay_all"),
@@ -17,14 +17,14 @@ _UPDATE_RULE = (
 )
 # A GPU's steps are measured ten in a call.
 FIVE_STEPS = ("--steps_per_execution=5",)
-# Exits with 1 where PyTorch is there and finds no GPU.
+# Exits with 1 if PyTorch is installed and finds no GPU.
 _FINDS_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 _SECONDS = 120.0
 _PEER = pathlib.Path(__file__).with_name("peers") / "torch_cifar_fast.py"
 
 
 def cifar_fast_cases() -> list[Case]:
-    """Two towers in both precisions, and with --torch the same in PyTorch, where ours is not left out."""
+    """Two towers in both precisions; with --torch also PyTorch, except in a precision that ours must leave out."""
     cases = []
     for precision in (FLOAT32, BFLOAT16):
         own = _towers(precision)
@@ -33,7 +33,7 @@ def cifar_fast_cases() -> list[Case]:
 
 
 def cifar_fast_on_gpu() -> list[Case]:
-    """One GPU in bfloat16, one step and five steps an execution, and with --torch PyTorch on it."""
+    """One GPU in bfloat16, with one step and with five steps per execution; with --torch also PyTorch on it."""
     work, name = _work("towers", 1, BFLOAT16), f"gpu 1, cifar_fast, {BFLOAT16}"
     rows = [
         own_case(name, work, "--tower_device=gpu", *_UPDATE_RULE),
@@ -57,7 +57,7 @@ def _torch(precision: str, device: str = "cpu") -> list[Case]:
 
 
 def _why_no_cuda(python: str) -> str:
-    """Why PyTorch of an interpreter can't be measured on a GPU; '' if it can, and if only its run can say why."""
+    """Why the PyTorch of the interpreter `python` can't be measured on a GPU; '' if it can, or if unknown."""
     command = [python, "-W", "ignore", "-c", _FINDS_GPU]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)

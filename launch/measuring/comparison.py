@@ -9,9 +9,9 @@ from launch.measuring.imitated_cpu import NO_ISA
 from launch.measuring.results import FIRST_STEP, MEMORY, RATE, figure
 from launch.measuring.student_t import noise_of_means
 
-# One difference in twenty exceeds the noise by chance.
+# Without a real change, one difference in twenty exceeds the noise.
 _CONFIDENCE = 0.95
-# Smaller relative differences are none, even if the noise is smaller still.
+# Smaller relative differences are ignored, even if they exceed the noise.
 _SMALLEST = 0.001
 _ROUNDS_NEEDED = 2
 # 1: more is better; -1: less is better.
@@ -72,7 +72,7 @@ def _why_not(earlier: Mapping, later: Mapping) -> str:
 
 def _pairs(before: Mapping, after: Mapping) -> list[tuple[Mapping, Mapping]]:
     """The rows of both benchmarks that have the same name."""
-    # Versions before the links and imitated CPUs wrote none.
+    # Files of versions without links and imitated CPUs lack these entries.
     earlier = {one["name"]: {"link": NO_LINK, "isa": NO_ISA, **one} for one in before["cases"]}
     return [(earlier[one["name"]], one) for one in after["cases"] if one["name"] in earlier]
 

@@ -1,22 +1,22 @@
-"""Training flags of the benchmark's command line: they go to the rows of this project, or are refused."""
+"""Training flags on the benchmark's command line: forwards them to this project's rows, or refuses them."""
 
 from absl import flags
 
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
-# What each row sets itself.
+# Flags that each row sets itself.
 _OF_ROWS = ("strategy", "num_towers", "precision", "engine")
 _FORWARDED = tuple(
     f"launch.flags.{name}"
     for name in ("devices", "grid", "slices", "branches", "pipeline", "ring", "servers", "step")
 )
-# A row has steps and no files.
+# Flags of a run's length, files and recipe. A row has --measured_steps and writes no files.
 _WITHOUT_EFFECT = ("launch.flags.run", "launch.flags.recipes")
 
 
 def forwarded_flags() -> tuple[str, ...]:
-    """The given flags of devices, modes and the step, as on a command line; a row's own flags follow them."""
+    """The given flags of devices, modes and the step, as words of a command; a row's own flags follow them."""
     names = [name for name in _given(*_FORWARDED) if name not in _OF_ROWS]
     return tuple(line for name in names for line in FLAGS[name].serialize().split("\n"))
 

@@ -32,7 +32,7 @@ def check_gpus() -> None:
 
 
 def gpu_cases() -> list[Case]:
-    """One GPU beside the peers, then all GPUs if there are several; a machine without any has the rows of one."""
+    """One GPU beside the peers, then all GPUs of this machine. Without GPUs the rows are those of one GPU."""
     count = max(1, num_gpus())
     rows = [
         _case("gpu 1", 1),

@@ -22,7 +22,7 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 _BOTH = (TENSORFLOW, OWN)
-# Groups whose peers are programs of this project.
+# Groups for which --torch needs no --peers: their PyTorch programs are in launch/measuring/peers/.
 _WITH_OWN_PEERS = (cifar_fast_cases, gpu_cases, short_step_cases)
 # Delay of each batch that the slow worker reads: 30 ms per step in sync. An asynchronous worker also reads the
 # batches of the two other workers: 90 ms per step.
@@ -49,7 +49,7 @@ def cases() -> list[Case]:
 
 
 def _check_peers() -> None:
-    """Raises UserError if peers are asked for that no row has."""
+    """Raises UserError if --peers or --torch is given for rows without peers, or --torch lacks --peers."""
     named = "--peers" if FLAGS.peers else "--torch" if FLAGS.torch else ""
     if named and FLAGS.row:
         raise UserError(f"{named}: rows of --row have no peers; use a --group, or omit {named}")
@@ -76,7 +76,7 @@ def towers_cases() -> list[Case]:
 
 
 def kinds_of_cpu_cases() -> list[Case]:
-    """Two towers in both precisions beside PyTorch: few rows, so many rounds, for the table of CPUs."""
+    """Two towers in both precisions beside PyTorch: few rows, for many rounds; for the table of CPUs."""
     rows = [
         own_case(f"towers 2{_said(precision)}", work_of_flags("towers", 2, precision))
         for precision in (FLOAT32, BFLOAT16)
@@ -91,7 +91,7 @@ def one_tower(precision: str = FLOAT32) -> Case:
 
 
 def _said(precision: str) -> str:
-    """The precision as the end of a row's name."""
+    """The suffix for a row's name that gives the precision."""
     return "" if precision == FLOAT32 else f", {precision}"
 
 
@@ -109,7 +109,7 @@ def engines_ring_cases() -> list[Case]:
 
 
 def engines_servers_cases() -> list[Case]:
-    """For each number of --processes: so many workers and one server on each engine, and the peer's."""
+    """For each number of --processes: that many workers and one server on each engine, and the peer's."""
     rows = []
     for count in processes():
         rows += [
@@ -124,7 +124,7 @@ def processes() -> list[int]:
     """The numbers of --processes.
 
     Raises:
-      UserError: one is no whole number from 2 on.
+      UserError: one of them is not a whole number of at least 2.
     """
     given = f"--processes={','.join(FLAGS.processes)}"
     if len(set(FLAGS.processes)) < len(FLAGS.processes):
@@ -231,7 +231,7 @@ def kernels_cases() -> list[Case]:
 
 
 def batch_stats_cases() -> list[Case]:
-    """Towers that normalise by their own parts' statistics, or by those of the whole batch: two, and one."""
+    """Two towers with the statistics of their own parts and of the whole batch, and one tower."""
     return [
         own_case(f"towers {count}, {policy}", work_of_flags("towers", count), f"--batch_stats={policy}")
         for count, policy in ((2, "average"), (2, "synced"), (1, "synced"))

@@ -1,10 +1,10 @@
 """--isa: the environment in which programs run the kernels of a CPU with older instructions.
 
-Each library's own variable limits it. Where CPUID can be masked (`masked_cpuid.py`), the CPU itself denies the
-others to all of them; without that, matrix products in XLA's loops keep this CPU's instructions, and ResNet-20
-makes 716 images/s with AVX2 instead of 683 (Intel Xeon with AMX). TensorFlow's Eigen kernels are compiled for
-AVX and don't dispatch. In bfloat16 our programs ask /proc/cpuinfo, which tells of AVX-512, and TensorFlow aborts
-if oneDNN is limited to AVX2 where it finds AVX-512.
+An environment variable of each library limits it. Where CPUID can be masked (`masked_cpuid.py`), the CPU itself
+hides its other instructions from all libraries. Otherwise matrix products in XLA's loops use all of this CPU's
+instructions, and ResNet-20 makes 716 images/s with AVX2 instead of 683 (Intel Xeon with AMX). TensorFlow's Eigen
+kernels are compiled for AVX and don't dispatch. In bfloat16 our programs ask /proc/cpuinfo, which lists AVX-512,
+and TensorFlow aborts if oneDNN is limited to AVX2 where it finds AVX-512.
 """
 
 import importlib
@@ -21,25 +21,25 @@ from towers.precision import SHORT_PRECISIONS
 
 FLAGS = flags.FLAGS
 NO_ISA = "none"
-# What each library calls the instructions: oneDNN, XLA, PyTorch (ATen), MKL.
+# Names of the instructions in each library: oneDNN, XLA, PyTorch (ATen), MKL.
 _NAMES = {
     "avx2": ("AVX2", "AVX2", "avx2", "AVX2"),
     "avx512": ("AVX512_CORE", "AVX512", "avx512", "AVX512"),
     "avx512_bf16": ("AVX512_CORE_BF16", "AVX512_BF16", "avx512", "AVX512"),
 }
 ISAS = (NO_ISA, *_NAMES)
-# What this CPU must have itself, or the figures would be of fewer instructions than the results name.
+# The instructions that this CPU must have itself: it can't imitate a CPU that has more.
 _NEEDED = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": AVX512_BFLOAT16}
-# Where TensorFlow switches oneDNN on by itself.
+# The imitated CPU on which TensorFlow switches oneDNN on by itself.
 _SWITCHED_ON = "avx512_bf16"
 
 
 def check_isa(isa: str, info: pathlib.Path = CPU_INFO) -> None:
-    """Raises UserError if this CPU lacks instructions of the one that is imitated.
+    """Raises UserError if this CPU lacks instructions of the imitated CPU.
 
     Args:
       isa: one of `ISAS`.
-      info: what Linux says about the CPU; where there is no such file, nothing is checked.
+      info: Linux's description of the CPU; if there is no such file, nothing is checked.
     """
     if isa == NO_ISA or not info.exists():
         return
@@ -61,7 +61,7 @@ def imitation(isa: str, *, is_peer: bool, environment: Mapping[str, str] = os.en
     Args:
       isa: one of `ISAS`.
       is_peer: whether it is another project's program.
-      environment: of this process, whose XLA_FLAGS stay.
+      environment: this process's environment; its XLA_FLAGS are kept.
     """
     if isa == NO_ISA:
         return {}
@@ -87,7 +87,7 @@ def why_not_imitated(isa: str, precision: str) -> str:
 
 
 def imitated() -> dict[str, Mapping[str, str]]:
-    """What --isa sets, for benchmark.json."""
+    """The variables that --isa sets for our programs and for peers, as benchmark.json records them."""
     return {
         "own programs": imitation(FLAGS.isa, is_peer=False),
         "peers": imitation(FLAGS.isa, is_peer=True),
@@ -95,7 +95,7 @@ def imitated() -> dict[str, Mapping[str, str]]:
 
 
 def in_words(found: Mapping) -> list[str]:
-    """A line for the table of a benchmark that was measured with --isa."""
+    """Lines below the table of a benchmark that was measured with --isa; [] without it."""
     settings = found["environment"].get("imitated CPU")
     if not settings:
         return []

@@ -55,7 +55,7 @@ def ring_zero_cases() -> list[Case]:
 
 
 def recompute_cases() -> list[Case]:
-    """Two towers that keep all activations, or compute some again."""
+    """Two towers without recomputation, and with each of its policies."""
     work = work_of_flags("towers", _DEVICES)
     return [
         own_case(f"towers {_DEVICES}, recompute {policy}", work, _ONE_THREAD, f"--recompute={policy}")
@@ -64,5 +64,5 @@ def recompute_cases() -> list[Case]:
 
 
 def larger_cases() -> list[Case]:
-    """All of these. Two towers without anything stand for both of their groups."""
+    """All of these rows. The groups sharded and recompute share the row of two plain towers."""
     return [*pipeline_cases(), *sharded_cases(), *ring_zero_cases(), *recompute_cases()[1:]]

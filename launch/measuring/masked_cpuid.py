@@ -1,4 +1,4 @@
-"""Hides instructions from every library of a process, also from those that no variable limits.
+"""Hides instructions from every library of a process, even from those that no environment variable limits.
 
 TensorFlow itself and XLA's matrix products (YNNPACK) ask the CPU, by the instruction CPUID. Where Linux can make
 it fault, a small library answers in its place (`masked_cpuid.c`).
@@ -22,13 +22,13 @@ _ASK = "import ctypes, sys; sys.exit(ctypes.CDLL(None).towers_cpuid_is_masked() 
 
 
 def masked_cpuid(isa: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables with which programs see only these instructions; {} where that can't be done.
+    """The environment variables with which programs see only these instructions; {} if CPUID can't be masked here.
 
     It needs Linux on an x86 CPU with CPUID faulting (`cpuid_fault` in /proc/cpuinfo), and a C compiler.
 
     Args:
       isa: 'avx2', 'avx512' or 'avx512_bf16'.
-      environment: of this process, whose preloaded libraries stay.
+      environment: this process's environment; its preloaded libraries are kept.
     """
     library = _library()
     if library is None:
@@ -38,14 +38,14 @@ def masked_cpuid(isa: str, environment: Mapping[str, str] = os.environ) -> dict[
 
 
 def successor_removes() -> dict[str, str]:
-    """The variable with which a program that `execve` starts in this process removes the library at its end."""
+    """The variable that makes the program that `execve` starts in this process remove the library at its end."""
     return {_REMOVED_BY: f"{os.getpid()}:{_folder()}"}
 
 
 def remove_as_successor() -> None:
     """Removes the library at the end of this program, if `execve` started it with `successor_removes`.
 
-    A program that it starts inherits the variable, and is another process.
+    A child process inherits the variable too, but removes nothing, because its process id differs.
     """
     process, _, folder = os.environ.get(_REMOVED_BY, "").partition(":")
     if process == f"{os.getpid()}":
@@ -53,7 +53,7 @@ def remove_as_successor() -> None:
 
 
 def is_masked(variables: Mapping[str, str]) -> bool:
-    """Whether `masked_cpuid` found a way, of the variables of an imitation."""
+    """Whether these variables of an imitation mask CPUID."""
     return _ISA in variables
 
 
@@ -70,7 +70,7 @@ def _library() -> pathlib.Path | None:
 
 @functools.cache
 def _folder() -> pathlib.Path:
-    """A folder that is there until this process ends."""
+    """A temporary folder, removed when this process ends."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="towers-cpuid-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

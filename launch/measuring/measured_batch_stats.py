@@ -1,7 +1,7 @@
-"""Measures towers with statistics of the whole batch beside those with their parts', in turn in one process.
+"""Measures towers with statistics of the whole batch and of their own parts, alternately in one process.
 
-From one process to the next the rate of either differs by a third on a shared machine, by more than one differs
-from the other.
+On a shared machine the rate of either kind differs by a third between processes, by more than the two kinds differ
+from each other.
 """
 
 import statistics
@@ -15,12 +15,12 @@ from strategies.contract import Strategy
 
 FLAGS = flags.FLAGS
 _POLICIES = ("average", "synced")
-# The first traces and compiles.
+# The first step traces and compiles.
 _WARM_UP_STEPS = 3
 
 
 def measure_batch_stats() -> dict:
-    """Both rates in images a second; synced steps' rate and CPU time by averaged ones', medians over pairs."""
+    """Both rates in images/s; the ratios synced / average of rate and CPU time, medians over pairs of steps."""
     FLAGS.steps = _WARM_UP_STEPS + FLAGS.measured_steps
     strategies = {policy: _strategy(policy) for policy in _POLICIES}
     seconds: dict[str, list[float]] = {policy: [] for policy in _POLICIES}

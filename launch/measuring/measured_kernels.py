@@ -1,7 +1,7 @@
-"""Measures each of our own kernels beside TensorFlow's own, in turn, in CPU time on one thread.
+"""Measures the CPU time of each of our own kernels and of TensorFlow's, alternately, on one thread.
 
-CPU time says the same on a machine that others use too. A kernel that is slower than TensorFlow's belongs behind a
-gate: `towers.options.StepOptions.kernels` decides which run on which CPU.
+CPU time hardly changes if other programs use the machine too. A kernel that is slower than TensorFlow's belongs
+behind a gate: `towers.options.StepOptions.kernels` decides which kernels run on which CPU.
 
 CPU time of ours / theirs, forward and backward, batch 64, medians of five (Intel Xeon with AVX-512 BF16 without
 AMX, loaded; oneDNN limited to AVX512_CORE is nearly the same; 0.3 ms of each call are Python's):
@@ -62,8 +62,8 @@ class _Measured:
 
     Attributes:
       kernel: its name, an attribute of `LayerKernels`.
-      layer: makes a layer that gets it.
-      shape: of the layer's input, with the examples.
+      layer: makes a layer that the kernel computes.
+      shape: shape of the layer's input, examples included.
     """
 
     kernel: str
@@ -79,7 +79,7 @@ def _convolution(channels: int) -> Callable[[], keras.layers.Layer]:
     return lambda: layers.Conv2D(channels, 3, padding="same", use_bias=False)
 
 
-# What the networks here compute, for 64 examples: ResNet-20, cifar_fast, the transformer.
+# Layers of our networks at 64 examples: ResNet-20, cifar_fast, the transformer.
 _LAYERS = (
     *(
         _Measured(kernel=kernel, layer=layers.BatchNormalization, shape=(64, *shape))
@@ -106,7 +106,7 @@ _LAYERS = (
         _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
         for shape in ((16, 16, 32), (8, 8, 64), (15, 15, 64), (8, 8, 128), (7, 7, 256), (4, 4, 512))
     ),
-    *(  # Few examples: off.
+    *(  # With few examples the kernel is off.
         _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(8, *shape))
         for shape in ((7, 7, 256), (4, 4, 512))
     ),
@@ -136,7 +136,7 @@ def measure_kernels() -> dict:
 
 
 def _gets_it(one: _Measured, used: LayerKernels) -> bool:
-    """Whether the kernel is for this shape and precision, where it is enabled."""
+    """Whether the kernel, if enabled, computes this shape and precision."""
     used = dataclasses.replace(used, num_examples=one.shape[0])
     if one.kernel == "winograd_channels":
         return used.winograd_gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
@@ -150,7 +150,7 @@ def _gets_it(one: _Measured, used: LayerKernels) -> bool:
 
 
 def _multiplied_in(used: LayerKernels) -> str:
-    """The precision of convolutions."""
+    """The precision in which convolutions multiply."""
     return "float32" if used.float32_products else FLAGS.precision
 
 
@@ -165,7 +165,7 @@ def _of_activation(one: _Measured) -> str:
 
 
 def _steps(one: _Measured, kernels: LayerKernels) -> Callable[[], object]:
-    """The layer's forward and backward pass with these kernels, as a function of nothing."""
+    """The layer's forward and backward pass with these kernels, as a function without arguments."""
     inputs = keras.Input(one.shape[1:], dtype=FLAGS.precision)
     policy = FLAGS.precision if FLAGS.precision == "float32" else f"mixed_{FLAGS.precision}"
     layer = one.layer()
@@ -202,7 +202,7 @@ def _sums() -> Iterator[dict]:
 
 
 def _in_turn(ours: Callable[[], object], theirs: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds of CPU time of both: the median over alternations, and of their ratio."""
+    """Median milliseconds of CPU time of both over alternate measurements, and the median of their ratio."""
     calls = {name: (call, _calls_to_repeat(call)) for name, call in (("ours", ours), ("tensorflow", theirs))}
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(FLAGS.measured_steps):
@@ -213,7 +213,7 @@ def _in_turn(ours: Callable[[], object], theirs: Callable[[], object]) -> dict[s
 
 
 def _calls_to_repeat(call: Callable[[], object]) -> int:
-    """The number of calls that take long enough to be measured, after two that compile."""
+    """The number of calls that take `_SHORTEST_SECONDS`; first makes two calls, which compile."""
     call()
     call()
     return max(1, round(_SHORTEST_SECONDS / max(_seconds(call, 1), 1e-6)))

@@ -30,7 +30,7 @@ from towers.errors import UserError
 from towers.task import InputShard
 
 FLAGS = flags.FLAGS
-# A GPU's short steps are done several to a call, as by a Trainer.
+# Steps in a call on GPUs, where steps are short: a Trainer does several in a call too.
 _GPU_CALL_STEPS = 10
 _MOST_WARM_UP_STEPS = 1 + _GPU_CALL_STEPS
 # Steps of parameter servers are so short that the warm-up needs many.
@@ -38,7 +38,7 @@ _TRAINER_WARM_UP_STEPS = 3
 _SERVERS_WARM_UP_STEPS, _SERVERS_WARM_UP_SECONDS = 20, 5.0
 # Steps per --measured_steps, and the warm-up, in which the length of an execution is chosen.
 _SHORT_FACTOR, _SHORT_WARM_UP_SECONDS = 50, 4.0
-# Of the whole run, for the schedule.
+# Length of the run, for the schedule.
 _MOST_SHORT_STEPS = 1_000_000
 # Batches to measure per --measured_steps: a batch takes much less time than a step.
 _INPUT_FACTOR = 10
@@ -75,7 +75,7 @@ def is_first_worker() -> bool:
 
 
 def slowed(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The batch, delayed by --slow_seconds as by a slow disk."""
+    """The batch, delayed by --slow_seconds, as a slow disk would do."""
 
     def wait(given):
         time.sleep(FLAGS.slow_seconds)
@@ -94,12 +94,12 @@ def _network() -> keras.Model:
 def measure_step() -> dict:
     """Measures steps one at a time, after a first step that traces and compiles; on GPUs several in each call.
 
-    A GPU is not awaited after each step: as under a Trainer, the next call begins before the last one is reported.
+    As under a Trainer, the next call begins on a GPU before the last one is reported, so steps don't wait for it.
     """
     FLAGS.steps = FLAGS.measured_steps + _MOST_WARM_UP_STEPS
     strategy = training.build_strategy(measured_task())
     first_seconds = first_step_seconds(strategy)
-    # Several steps in an execution are traced in the first call that has them.
+    # An execution of several steps is traced in the first call that has several.
     strategy.run_steps(max(2, steps_of_a_call(strategy)))
     cpu_seconds = time.process_time()
     reports = reports_of_steps(strategy, FLAGS.measured_steps)
@@ -115,12 +115,12 @@ def measure_step() -> dict:
 
 
 def steps_of_a_call(strategy: Strategy) -> int:
-    """Of each call that is measured."""
+    """Number of steps in each measured call."""
     return 1 if strategy.devices.on_cpu else _GPU_CALL_STEPS
 
 
 def reports_of_steps(strategy: Strategy, count: int) -> list[tuple[StepReport, int]]:
-    """Runs so many steps; returns each call's report and its number of steps."""
+    """Runs `count` steps; returns each call's report and its number of steps."""
     each = steps_of_a_call(strategy)
     calls = [min(each, count - done) for done in range(0, count, each)]
     reports = [strategy.start_steps(steps) for steps in calls]
@@ -178,7 +178,7 @@ def _time_steps(engine: Engine) -> list[float]:
 
 
 class CallTimes(Callback):
-    """Records (step, time) of the beginning of each call of `run_steps`, and of the last report."""
+    """Records (step, time in seconds) of the start of each call of `run_steps`, and of the last report."""
 
     def __init__(self):
         self.begun: list[tuple[int, float]] = []
@@ -192,7 +192,7 @@ class CallTimes(Callback):
 
 
 def measure_trainer() -> dict:
-    """Measures steps under a Trainer with its files and reports, and its overhead over the same bare steps."""
+    """Measures steps under a Trainer with its files and reports, and its time over that of the steps alone."""
     FLAGS.steps = FLAGS.measured_steps + _TRAINER_WARM_UP_STEPS
     if FLAGS.strategy == "towers":
         FLAGS.steps_per_execution = 1  # each step is timed
@@ -216,7 +216,7 @@ def measure_trainer() -> dict:
 def measure_short_steps() -> dict:
     """Measures steps about as short as a call from Python: many in a call, as a Trainer makes them.
 
-    After the warm-up the strategy has chosen how many steps an execution of a graph has.
+    During the warm-up the strategy chooses the number of steps per execution of a graph.
     """
     steps = _SHORT_FACTOR * FLAGS.measured_steps
     FLAGS.steps = _MOST_SHORT_STEPS
@@ -240,7 +240,7 @@ def measure_servers() -> dict:
     """Measures parameter servers from this process, the chief, after warm-up steps.
 
     Raises:
-      UserError: the strategy is another one.
+      UserError: the strategy is not 'ps'.
     """
     if FLAGS.strategy != "ps":
         raise UserError(f"--measure=servers with --strategy={FLAGS.strategy}: it measures --strategy=ps")
@@ -249,7 +249,7 @@ def measure_servers() -> dict:
     first_seconds = first_step_seconds(strategy)
     strategy.run_steps(_SERVERS_WARM_UP_STEPS - 1)
     warm = time.perf_counter()
-    # The chief may change the number of steps of a closure after the first ones, and traces another graph then.
+    # After the first closures the chief may change their number of steps, and then traces another graph.
     while time.perf_counter() - warm < _SERVERS_WARM_UP_SECONDS:
         strategy.run_steps(_SERVERS_WARM_UP_STEPS)
     before = strategy.step

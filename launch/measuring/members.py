@@ -69,8 +69,8 @@ def members_of(case: Case) -> Iterator[list[Member]]:
 
 @contextlib.contextmanager
 def _private(network: Network | None) -> Iterator[tuple[str, ...]]:
-    """The words before a command that run it in a private network, if the row has no hosts and the system permits
-    it: servers of TensorFlow listen on every interface and have no authentication."""
+    """Words to put before a command to run it in a private network, if the row has no hosts and the system
+    permits it: servers of TensorFlow listen on every interface and have no authentication."""
     if network is not None:
         yield ()
         return
@@ -89,7 +89,7 @@ def _warn_once(problem: str) -> None:
 
 
 def _hosts_of(case: Case) -> contextlib.AbstractContextManager[Network | None]:
-    """Hosts with the row's link; None without one."""
+    """Hosts with the row's link; None if the row has no link."""
     return contextlib.nullcontext() if case.work.link not in MEGABITS else _linked(case)
 
 
@@ -102,7 +102,7 @@ def _linked(case: Case) -> Iterator[Network]:
 
 
 def clusters(processes: Mapping[str, int], network: Network | None) -> list[Cluster]:
-    """The cluster as each process sees it: chief, workers, servers, each on the host of its index here."""
+    """The cluster as each process sees it: chief, workers, servers, on consecutive hosts in this order."""
     roles = [(role, index) for role in (CHIEF, WORKER, SERVER) for index in range(processes.get(role, 0))]
     if network is None:
         listen = free_addresses(len(roles))

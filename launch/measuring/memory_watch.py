@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import psutil
 
 _SAMPLE_SECONDS = 0.2
-# A process that was just forked, to run another program, still has its parent's memory.
+# A process that was just forked, to run another program, still shares its parent's memory.
 _FORK_SECONDS = 1.0
 
 
@@ -45,7 +45,7 @@ def _tree_bytes(pid: int) -> int:
 
 
 def _grown(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Those that were not started just now."""
+    """The processes that were started at least `_FORK_SECONDS` ago."""
     begun = time.time() - _FORK_SECONDS
     return [each for each in processes if each.create_time() <= begun]
 

@@ -4,7 +4,7 @@
         python peer_on_hosts.py --model=tiny
 
 The peers start their processes themselves, with sys.argv, so these run this file too. Each process sets TF_CONFIG
-to a cluster on 127.0.0.1, with the ports p, p + 1 and so on. When it does, this file moves the process to the host
+to a cluster on 127.0.0.1, with the ports p, p + 1 and so on. This file then moves the process to the host
 of its port, and replaces the addresses: 127.0.0.1:(p + i) by (address of host i):(p + i).
 """
 

@@ -1,8 +1,7 @@
 """Where the CPU time of a training step goes: a table of its operations by kind.
 
-The first thing to look at when a step is slow. `--isa=avx2` shows a smaller CPU's step,
-`TF_ENABLE_ONEDNN_OPTS=0` in the environment TensorFlow's own kernels. The table is right where each device has one
-thread, as it has by default on CPUs.
+Look at it first when a step is slow. `--isa=avx2` shows a smaller CPU's step, `TF_ENABLE_ONEDNN_OPTS=0` in the
+environment TensorFlow's own kernels. The table is right if each device has one thread, the default on CPUs.
 
 CPU ms of a step of two towers in float32, batch 256 (Intel Xeon with AVX-512 without AMX, loaded; "AVX2" with
 oneDNN's batch norm; "compiled" with ours on AVX2, in another hour under more load):
@@ -18,9 +17,9 @@ oneDNN's batch norm; "compiled" with ours on AVX2, in another hour under more lo
     additions                            22        28        21        32
     all                                  2,438     1,396     1,156     713       2,621     1,423
 
-ResNet-20 on AMD EPYCs (AVX-512, avx512_bf16), two cores: a loaded Zen 4, before convolutions by Winograd's method
-and compiled ReLUs; another one and a Zen 5, since then, also with kernels' gradients that have the examples as
-channels:
+ResNet-20 on AMD EPYCs (AVX-512, avx512_bf16), two cores. "Before" is a loaded Zen 4 before convolutions by
+Winograd's method and compiled ReLUs. Another Zen 4 and a Zen 5 have both, and kernels' gradients that have the
+examples as channels:
 
                                          Zen 4, before:       Zen 4:               Zen 5:
                                          float32   bfloat16   float32   bfloat16   float32   bfloat16
@@ -41,11 +40,12 @@ instead of 10; in float32 convolutions of 32 channels are Winograd's, and a step
 `cifar_fast` (batch 1,024) there in bfloat16: gradients of kernels took 826 of 2,105 ms by oneDNN, forward and
 gradients of inputs 527 each; with the examples as channels the step takes 1,790.
 
-ResNet-20 on an Intel Xeon with AMX, two cores, each before and after: in bfloat16 without AMX (products in
-float32, `towers/layers/products.py`) and with it, ReLUs are compiled with their additions, and with AMX batch
-norms are joined with their ReLUs; in float32 convolutions of 64 channels, with AVX2 (CPUID masked) of 32, are
-Winograd's with tiles in the cache, which with AVX2 those of 64 were before with tiles in memory. "Compiled" are
-Winograd's convolutions (before, their transforms), ReLUs, and with AVX2 batch norm, forward:
+ResNet-20 on an Intel Xeon with AMX, two cores; each pair of columns is before and after a change. In bfloat16 the
+change compiles ReLUs with their additions, without AMX (products in float32, `towers/layers/products.py`) and with
+it; with AMX it also joins batch norms with their ReLUs. In float32 convolutions of 64 channels, with AVX2 (CPUID
+masked) of 32, become Winograd's with tiles in the cache; with AVX2 those of 64 were Winograd's before, with tiles
+in memory. "Compiled" are Winograd's convolutions (before, their transforms), ReLUs, and with AVX2 batch norm,
+forward:
 
                                          bfloat16:                     float32:
                                          without AMX    with AMX       AVX-512       AVX2
@@ -95,7 +95,7 @@ def measure_profile() -> dict:
     """Measures the CPU time of steps and traces as many; prints the table.
 
     Raises:
-      UserError: the profiler traced no operation, as where the chief of servers computes none.
+      UserError: the profiler traced no operation, as in a chief of servers, which computes none.
     """
     FLAGS.steps = 2 * FLAGS.measured_steps + _WARM_UP_STEPS + 1
     strategy = training.build_strategy(measured_task())
@@ -133,7 +133,7 @@ def _graphs_of_first_step(strategy: Strategy) -> RunGraphs:
 
 
 def profile_table(found: Mapping, cpu: str) -> list[str]:
-    """The lines of a Markdown table: the CPU time of a step, divided as the time of its operations is."""
+    """The lines of a Markdown table: the CPU time of a step, divided in proportion to its operations' time."""
     milliseconds = 1e3 * found["cpu_seconds_per_step"]
     limit = f" up to {found['largest_instructions']}" if found["largest_instructions"] else ""
     head = f"{FLAGS.network}, {FLAGS.measured_batch}, {FLAGS.precision}: {found['cpu_kernels']}{limit}, {cpu}"

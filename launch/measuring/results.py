@@ -33,7 +33,7 @@ def figure(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def described(case: Case, rounds: Sequence[Mapping]) -> dict:
-    """One case's entry in benchmark.json."""
+    """The entry of one case in benchmark.json."""
     found = {
         "name": case.name,
         **dataclasses.asdict(case.work),
@@ -85,7 +85,7 @@ def save(found: Mapping, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def saving(path: pathlib.Path) -> Iterator[None]:
-    """Context manager in which results are written; raises UserError if they can't be, as on a full disk."""
+    """Context manager in which results are written; raises UserError if that fails, as on a full disk."""
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ from towers.errors import UserError
 _TICK_SECONDS = 0.1
 # Time to read what ended processes left in their pipes.
 _LAST_OUTPUT_SECONDS = 1.0
-# After one process failed, the others have this time to fail too: the cause is then the one that lost no peer.
+# Time that the others have to fail too after one has failed: the cause is the one that did not just lose a peer.
 _CAUSE_SECONDS = 1.0
 _ERROR = ": error: "
 
@@ -31,7 +31,7 @@ class Interrupted(Exception):
 def run_case(case: Case, *, timeout_seconds: float, is_interrupted: Callable[[], bool]) -> dict:
     """Runs a case; returns the JSON object that it prints last, with 'peak_memory_bytes' of all its processes.
 
-    No process and no network is left, whatever happens.
+    Leaves no process and no network, whatever happens.
 
     Args:
       case: the case.
@@ -41,7 +41,7 @@ def run_case(case: Case, *, timeout_seconds: float, is_interrupted: Callable[[],
     Raises:
       Interrupted: `is_interrupted()` became True.
       PeerLost: a process failed, or the time is over. The message contains the last line of its stderr.
-      UserError: a process ended with the exit code of a user's mistake.
+      UserError: a process ended with exit code 2, a user's mistake.
     """
     lines = LastLines()
     with contextlib.ExitStack() as stack:
@@ -64,7 +64,7 @@ def measurement(case: Case, line: str) -> dict:
     """The JSON object in the last line of output.
 
     Raises:
-      PeerLost: it is none.
+      PeerLost: the line is not a JSON object.
     """
     try:
         return dict(json.loads(line))

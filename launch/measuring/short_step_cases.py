@@ -14,7 +14,7 @@ _PEER = pathlib.Path(__file__).with_name("peers") / "short_steps.py"
 
 
 def short_step_cases() -> list[Case]:
-    """Two towers, one step at a time and as a run chooses; Keras's `fit` both ways; with --torch PyTorch."""
+    """Two towers with one step per execution and with the default number; Keras's `fit` with 1 and 32; PyTorch."""
     return [
         _own("towers 2, one step an execution", "--steps_per_execution=1"),
         _own("towers 2, several steps an execution"),

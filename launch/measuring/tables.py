@@ -68,7 +68,7 @@ def rate_text(rate: float) -> str:
 
 
 def _work(one: Mapping) -> str:
-    """The work in short; 'none' is not named: 'resnet20, 256, 1gbit'."""
+    """The work in short, without values 'none': 'resnet20, 256, 1gbit'."""
     parts = (one["network"], one["batch"], one["link"], one.get("isa", NO_ISA), one.get("flags", ""))
     return ", ".join(str(part) for part in parts if part not in (NO_LINK, NO_ISA, ""))
 
@@ -88,12 +88,12 @@ def _median(one: Mapping, name: str, form: str, *, divisor: float = 1.0) -> str:
 
 
 def ratios(found: Mapping) -> list[str]:
-    """Lines with the ratios for which the project has targets: our rows / each peer's row on the same work."""
+    """Lines with the ratios that have targets, such as our rows / each peer's row on the same work."""
     own = [one for one in with_rate(found) if not one["is_peer"]]
     peers = [one for one in with_rate(found) if one["is_peer"]]
     pairs = [(ours, peer) for peer in peers for ours in _beside(peer, own)]
     lines = [_ratio(ours, peer, RATE) for ours, peer in pairs]
-    # Another program on the same cores changes this ratio less than that of the rates.
+    # Other programs on the same cores change the ratio of CPU times less than that of the rates.
     lines += [_ratio(peer, ours, CPU, "CPU time, ") for ours, peer in pairs if _have(CPU, ours, peer)]
     lines += [
         f"{one['name']}, loop time / step time: {one['figures']['loop_over_step']['median']:.4f}"

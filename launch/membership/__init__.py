@@ -1,1 +1,1 @@
-"""Which process of which cluster this one is: TF_CONFIG, Slurm, hosts, ports, roles."""
+"""This process's cluster and its role in it: TF_CONFIG, Slurm, hosts, ports, roles."""

@@ -19,7 +19,7 @@ _DRAW = random.SystemRandom()
 def free_addresses(count: int) -> list[str]:
     """`count` different addresses '127.0.0.1:port' whose ports are free now, on all of this machine's addresses.
 
-    TensorFlow's server listens on all of them.
+    TensorFlow's server listens on all addresses.
 
     The ports lie below the kernel's range for outgoing connections. With a port in that range, a process that
     connects to a peer before the peer listens may be assigned the peer's port and connect to itself.
@@ -29,7 +29,7 @@ def free_addresses(count: int) -> list[str]:
     """
     candidates = _DRAW.sample(range(_LOWEST_PORT, _first_outgoing_port()), k=_first_outgoing_port() - _LOWEST_PORT)
     with contextlib.ExitStack() as bound:
-        # All stay bound until the last is found, so that none is found twice.
+        # All sockets stay bound until the last port is found, so that no port is found twice.
         found = [bound.enter_context(_bound(candidates)) for _ in range(count)]
         return [f"{LOOPBACK}:{listener.getsockname()[1]}" for listener in found]
 

@@ -1,4 +1,4 @@
-"""The processes of a cluster on this machine, from their counts: names, addresses, and which wait for which."""
+"""The processes of a cluster on this machine, from their counts: names, addresses, and which serve others."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Roles:
     def computing(self) -> tuple[str, ...]:
         """Names of the processes that share the machine's cores: all except parameter servers and their chief.
 
-        That chief computes evaluations alone, while the workers pause.
+        The chief of servers computes only evaluations, while the workers pause.
         """
         others = self._named(SERVER, CHIEF) if self.ps else ()
         return tuple(name for name in self.names if name not in others)
@@ -58,9 +58,9 @@ class Roles:
         return self._named(WORKER) if self.ps and self.chief else ()
 
     def awaited(self) -> Mapping[str, tuple[str, ...]]:
-        """For each process that serves others until it is stopped: the names of those it serves.
+        """For each process that serves others until it is stopped: the names of the processes that it serves.
 
-        The launcher stops such a process once the ones it serves have ended. A parameter server serves the chief,
+        The launcher stops such a process once those processes have ended. A parameter server serves the chief,
         the workers and the evaluator; a worker of parameter servers serves the chief, if there is one. In a ring
         no process serves others.
         """
@@ -70,9 +70,10 @@ class Roles:
         return found
 
     def followed(self) -> Mapping[str, tuple[str, ...]]:
-        """For each process that no other one needs: the names of those it follows.
+        """For each process that no other one needs: the names of the processes that it follows.
 
-        An evaluator reads what those save that drive training: the chief of parameter servers, else all trainers.
+        An evaluator follows those that drive training, whose checkpoints it reads: the chief of parameter servers,
+        else all trainers.
         """
         drivers = self._named(CHIEF) if self.ps and self.chief else self.trainers
         return {name: drivers for name in self._named(EVALUATOR)}

@@ -15,15 +15,15 @@ VARIABLE = "TOWERS_PROCESSES_HERE"
 def processes_here(cluster: Cluster | None, environ: Mapping[str, str] = os.environ) -> int:
     """Number of processes that compute on this machine's cores, this one included.
 
-    The launcher's variable says it. Without it, the members of the cluster that have this process's host count,
-    unless this process may use only some of the machine's cores: the rest may be the others'.
+    The launcher's variable gives the number. Without it, this counts the cluster's members on this process's host,
+    unless this process may use only some of the machine's cores: the others may have the rest.
 
     Args:
       cluster: the cluster whose members may share the cores; None for a process that trains alone.
       environ: the environment.
 
     Raises:
-      UserError: the launcher's variable is no number from 1.
+      UserError: the launcher's variable is not a whole number of at least 1.
     """
     if VARIABLE in environ:
         return _number(environ[VARIABLE])
@@ -33,10 +33,10 @@ def processes_here(cluster: Cluster | None, environ: Mapping[str, str] = os.envi
 
 
 def _limits_all_here(cluster: Cluster) -> bool:
-    """Whether what keeps this process from some cores keeps the other members on this host from them too.
+    """Whether the limit on this process's cores applies to the other members on this host too.
 
-    Members that connect by a loopback address are in one container, and so is its limit of CPU time. An affinity
-    that the parent process has too was not given to this process alone.
+    Members that connect by a loopback address are in one container and share its limit of CPU time. A CPU affinity
+    that the parent process has too was not set for this process alone.
     """
     if not cluster.this.is_loopback:
         return False

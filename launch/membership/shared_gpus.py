@@ -1,7 +1,7 @@
-"""Which of the GPUs that TensorFlow finds are this process's own: processes of one machine divide them.
+"""Divides the GPUs that TensorFlow finds between the processes of one machine.
 
-In equal parts, because a ring's collectives want equal numbers. They are hidden by `set_visible_devices`:
-TensorFlow has read CUDA_VISIBLE_DEVICES by then.
+The parts are equal, because a ring's collectives need equal numbers. `set_visible_devices` hides the other GPUs:
+TensorFlow has already read CUDA_VISIBLE_DEVICES.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from launch.membership.slurm_step import cluster_from_slurm
 from strategies.cluster import CHIEF, EVALUATOR, SERVER, Cluster
 from towers.errors import UserError
 
-# Set by launch.local: CUDA_VISIBLE_DEVICES as all of its processes got it.
+# Set by launch.local: the CUDA_VISIBLE_DEVICES that all of its processes get.
 VARIABLE = "TOWERS_SHARED_GPUS"
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _ALL = "all"
@@ -31,8 +31,8 @@ class OwnGpus:
     """The GPUs of this process.
 
     Attributes:
-      indices: of those that TensorFlow finds.
-      notice: a line for the user; '' if the process has all that it finds.
+      indices: indices of this process's GPUs among those that TensorFlow finds.
+      notice: a line for the user; '' if the process has all GPUs that it finds.
     """
 
     indices: tuple[int, ...]
@@ -48,7 +48,7 @@ def own_gpus(
 ) -> OwnGpus:
     """Divides the GPUs between the processes of this machine that compute, in equal parts, by their order.
 
-    A process that was given other GPUs than its neighbours (by Slurm, by Kubernetes or by hand) has all of them.
+    A process that was given GPUs of its own (by Slurm, by Kubernetes or by hand) has all of these.
     Parameter servers use none. A chief of servers uses none if workers are on its machine, and an evaluator none:
     they would take memory from the workers.
 
@@ -59,7 +59,7 @@ def own_gpus(
       driver: the folder in which NVIDIA's driver describes itself.
 
     Raises:
-      UserError: more processes than GPUs.
+      UserError: more processes of this machine compute than there are GPUs.
     """
     everything = OwnGpus(indices=tuple(range(num_found)))
     if not num_found:
@@ -84,12 +84,12 @@ def own_gpus(
 
 
 def environment_of_shared(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a launcher adds to the environment of processes that all get its own CUDA_VISIBLE_DEVICES."""
+    """The variable by which a launcher tells its processes that they share its CUDA_VISIBLE_DEVICES."""
     return {VARIABLE: environ.get(_CUDA, _ALL)}
 
 
 def num_in_machine(driver: pathlib.Path = DRIVER) -> int:
-    """Number of GPUs that the driver has on this machine; 0 if it does not say."""
+    """Number of GPUs that the driver lists on this machine; 0 if it lists none."""
     try:
         return len(list((driver / "gpus").iterdir()))
     except OSError:
@@ -99,8 +99,9 @@ def num_in_machine(driver: pathlib.Path = DRIVER) -> int:
 def _has_been_given(num_found: int, environ: Mapping[str, str], driver: pathlib.Path) -> bool:
     """Whether the GPUs that this process finds were given to it alone.
 
-    The launcher knows what its processes have in common. Slurm says how many GPUs the step has here, or that each
-    task gets its own. By hand, somebody who names some of the machine's GPUs gives them to this process.
+    A launcher's variable has the value that all its processes got: a process with another CUDA_VISIBLE_DEVICES has
+    GPUs of its own. Slurm says how many GPUs the step has here, or that each task gets its own. Otherwise, if
+    somebody named some of the machine's GPUs, they are this process's.
     """
     given = environ.get(_CUDA)
     if VARIABLE in environ:
@@ -117,10 +118,10 @@ def _has_been_given(num_found: int, environ: Mapping[str, str], driver: pathlib.
 
 
 def _names_some(environ: Mapping[str, str], in_machine: int) -> bool:
-    """Whether somebody named GPUs, so that too few for all processes here are probably this process's alone.
+    """Whether somebody named GPUs: then GPUs too few for all processes here are probably this process's alone.
 
-    Processes in containers of one machine's network have one host, and a driver that shows each its own GPUs; on
-    some systems the driver shows none. A launcher's processes are in one container.
+    Containers that use the machine's network have one host name, and in each the driver lists that container's
+    GPUs; on some systems it lists none. A launcher's processes are in one container.
     """
     if VARIABLE in environ:
         return False
@@ -130,7 +131,7 @@ def _names_some(environ: Mapping[str, str], in_machine: int) -> bool:
 
 
 def _binds_own(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm binds each task to GPUs of its own; an explicit binding counts before numbers per task."""
+    """Whether Slurm binds each task to GPUs of its own; an explicit binding overrides numbers per task."""
     bound = environ.get("SLURM_GPU_BIND", "") or environ.get("SLURM_TRES_BIND", "").rpartition("gpu:")[2]
     bound = re.sub(r"^(verbose|quiet|v|q),?", "", bound)
     if bound:
@@ -139,7 +140,7 @@ def _binds_own(environ: Mapping[str, str]) -> bool:
 
 
 def _num_of_step(environ: Mapping[str, str]) -> int:
-    """Number of GPUs that Slurm gave to the step on this machine, else to the job; 0 if it does not say."""
+    """Number of GPUs that Slurm gave to the step on this machine, else to the job; 0 if unknown."""
     number = environ.get("SLURM_GPUS_ON_NODE", "")
     of_step = max(_num_listed(environ.get("SLURM_STEP_GPUS", "")), int(number) if number.isdecimal() else 0)
     return of_step or _num_listed(environ.get("SLURM_JOB_GPUS", ""))
@@ -152,7 +153,7 @@ def _num_listed(text: str) -> int:
 
 
 def _cluster_of_slurm(environ: Mapping[str, str]) -> Cluster | None:
-    """The tasks of this process's Slurm step; None outside of one. Tasks that train alone share GPUs too."""
+    """The tasks of this process's Slurm step; None outside of a step. Tasks that train alone share GPUs too."""
     try:
         return cluster_from_slurm(environ)
     except UserError:
@@ -165,7 +166,12 @@ def _computing(cluster: Cluster, alone: bool):
 
 
 def _part(num_found: int, count: int, index: int) -> OwnGpus:
-    """Equal parts: workers of a ring wait for the slowest, and its collectives want equal numbers."""
+    """The GPUs of process `index` of `count`. All parts are equal: workers of a ring wait for the slowest, and its
+    collectives need equal numbers.
+
+    Raises:
+      UserError: more processes than GPUs.
+    """
     each, idle = divmod(num_found, count)
     if not each:
         raise UserError(

@@ -38,7 +38,7 @@ _FIX = "start it with srun and leave Slurm's variables unchanged, or set TF_CONF
 
 
 def cluster_from_slurm(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster of this process's Slurm step; None outside of a step and in a step of one task.
+    """The cluster of this process's Slurm step; None outside of a step, or in a step of one task.
 
     A batch script has its job's variables, including the number of tasks, but is not a task itself.
 
@@ -94,7 +94,7 @@ def ranks_by_role(positions: Sequence[tuple[int, int]], num_servers: int) -> Map
     """The ranks of each role, by index; only workers if there are no servers.
 
     Args:
-      positions: as of `positions_of_ranks`.
+      positions: result of `positions_of_ranks`.
       num_servers: number of parameter servers.
     """
     ranks = range(len(positions))
@@ -103,7 +103,10 @@ def ranks_by_role(positions: Sequence[tuple[int, int]], num_servers: int) -> Map
     tasks = collections.Counter(node for node, _ in positions)
 
     def turn(rank: int) -> tuple[int, int]:
-        """How many tasks come after this one on its node, and the node: servers share a node only if they must."""
+        """(number of its node's tasks from this one on, node): the order in which tasks become servers.
+
+        Servers share a node only if they must.
+        """
         node, local = positions[rank]
         return tasks[node] - local, node
 
@@ -134,7 +137,7 @@ def _step(environ: Mapping[str, str]) -> int:
 def _ranks_per_turn(environ: Mapping[str, str]) -> int | None:
     """How the step's ranks are distributed over its nodes, as for `positions_of_ranks`."""
     distribution = environ.get("SLURM_DISTRIBUTION", "block")
-    # The rest is about sockets and cores within a node.
+    # The fields after it are about sockets and cores within a node.
     over_nodes = re.split("[:,]", distribution.lower())[0]
     if over_nodes in ("block", "*", ""):
         return None
@@ -165,7 +168,7 @@ def _check_counts(environ: Mapping[str, str], hosts: Sequence[str], counts: Sequ
 
 
 def _check_position(environ: Mapping[str, str], rank: int, positions: Sequence[tuple[int, int]]) -> None:
-    """Raises UserError if this rank is at another position; the workers would wait at wrong addresses."""
+    """Raises UserError if Slurm gives this rank another position: workers would wait at wrong addresses."""
     if rank >= len(positions):
         raise UserError(f"SLURM_PROCID={rank}: the step has ranks 0 to {len(positions) - 1}; {_FIX}")
     for name, expected in zip(("SLURM_NODEID", "SLURM_LOCALID"), positions[rank], strict=True):

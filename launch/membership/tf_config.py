@@ -2,7 +2,7 @@
 
 {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"]}, "task": {"type": "worker", "index": 0}}
 
-Other names, as 'environment' or 'rpc_layer', are for other programs and ignored.
+Other names, such as 'environment' or 'rpc_layer', are for other programs and are ignored.
 """
 
 import ipaddress
@@ -22,10 +22,10 @@ _SHOWN_CHARACTERS = 80
 
 
 def cluster_from(text: str) -> Cluster | None:
-    """The cluster that the value of TF_CONFIG describes; None for '', '{}' and a first process without others.
+    """The cluster that the value of TF_CONFIG describes; None for '', '{}' and an empty cluster.
 
     Raises:
-      UserError: the text describes no valid cluster, or not which of its processes this one is.
+      UserError: the text describes no valid cluster, or does not say which of its processes this one is.
     """
     described = _object(text) if text.strip() else {}
     if not described or _is_alone(described):
@@ -62,7 +62,7 @@ def _object(text: str) -> Mapping[str, object]:
 
 
 def _without_repetition(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """An object of the JSON, of whose entries Python would keep the last one of each name.
+    """A JSON object as a dict. (Of entries with one name, Python's parser would keep the last.)
 
     Raises:
       UserError: a name occurs twice.
@@ -78,7 +78,7 @@ def _without_repetition(pairs: Sequence[tuple[str, object]]) -> dict[str, object
 
 
 def _is_alone(described: Mapping[str, object]) -> bool:
-    """Whether the cluster is empty, as some platforms write it for one process, and the task its first."""
+    """Whether the cluster is empty and the task is the first one: some platforms write this for one process."""
     if described.get("cluster") not in (None, {}):
         return False
     task = described.get("task") or {"type": WORKER, "index": 0}
@@ -122,7 +122,7 @@ def _of_role(role: str, listed: object) -> tuple[str, ...]:
 
 
 def _check_role(role: str) -> None:
-    """Raises UserError if no cluster has such a role."""
+    """Raises UserError if `role` is not a role of a cluster."""
     if role == "master":
         raise _refused("the cluster holds 'master': TensorFlow 2 has no such role; call it 'chief'")
     if role == EVALUATOR:
@@ -188,7 +188,7 @@ def _index(described: object) -> int:
 
 
 def _split(address: str) -> tuple[str, int] | None:
-    """Host, in lower case, an IPv6 address in its usual form, and port; None if `address` is not valid."""
+    """(host, port), the host in lower case and IPv6 in its usual form; None if `address` is not valid."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         return None

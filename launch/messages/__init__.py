@@ -1,1 +1,1 @@
-"""What the programs say to a user."""
+"""The form of the programs' messages to a user."""

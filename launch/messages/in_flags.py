@@ -1,6 +1,6 @@
-"""Arguments in a message as the flags that a user of our programs types: num_towers=4 as --num_towers=4.
+"""Writes arguments in a message as the flags that a user of our programs types: num_towers=4 as --num_towers=4.
 
-Below launch/ messages name arguments, because a program of a user's own may have no flags.
+Below launch/ messages name arguments, because a user's own program may have no flags.
 """
 
 import re
@@ -24,7 +24,7 @@ def in_flags(text: str) -> str:
     zero=1 with strategy 'pipeline': omit zero        --zero=1 with --strategy=pipeline: omit --zero
     grid='data:2,stage:2' or xla=False                --grid=data:2,stage:2 or --noxla
 
-    The arguments of a call, as in shuffle(..., seed=1), and names that are no flag here stay.
+    Arguments of a call, as in shuffle(..., seed=1), and names that are no flags here are not changed.
     """
     return _ARGUMENT.sub(_in_flags, text)
 

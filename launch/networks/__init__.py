@@ -1,1 +1,1 @@
-"""Networks of their own for processes of this machine: private ones, and hosts with links of a given rate."""
+"""Separate networks for processes of this machine: private ones, and hosts with links of a given rate."""

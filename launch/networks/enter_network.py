@@ -12,7 +12,7 @@ _KINDS = {"user": 0x10000000, "net": 0x40000000}
 
 
 def main(process: str, *command: str) -> None:
-    """Enters the network, and the user namespace that owns it if it is another one; becomes the command."""
+    """Enters the network, and the user namespace that owns it if that is another one; executes the command."""
     libc = ctypes.CDLL(None, use_errno=True)
     for kind, flag in _KINDS.items():
         path = f"/proc/{process}/ns/{kind}"
@@ -26,7 +26,7 @@ def main(process: str, *command: str) -> None:
         os.execvp(command[0], command)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
-        # As a shell.
+        # A shell's exit codes.
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 

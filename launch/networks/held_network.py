@@ -1,9 +1,10 @@
-"""A private network for some processes that this one starts, while it stays in its own network.
+"""A private network for some of the processes that this one starts; this one stays in its own network.
 
     with private_network() as network:
         subprocess.run([*network.inside, "ip", "link"])         lists the loopback interface only
 
-A small process, this module, enters the network and holds it until its input ends, so also when its starter dies.
+A small process that runs this module enters the network and holds it until its input ends. So it ends when its
+parent dies.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from towers.errors import UserError
 
 _ENTER_NETWORK = str(pathlib.Path(__file__).with_name("enter_network.py"))
 _READY = "ready"
-# It takes a fraction of a second to begin and to end, unless somebody stopped it.
+# The holder takes a fraction of a second to start and to end, unless a signal (SIGSTOP) has stopped it.
 _LIMIT_SECONDS = 10
 # From <sys/prctl.h>.
 _PR_SET_DUMPABLE = 4
@@ -30,9 +31,11 @@ _PR_SET_DUMPABLE = 4
 
 @dataclasses.dataclass(frozen=True)
 class PrivateNetwork:
-    """Attributes:
-    inside: the words before a command that run it in the network; none without one.
-    problem: why there is none; '' if there is one.
+    """A private network, or the reason why there is none.
+
+    Attributes:
+      inside: words to put before a command to run it in the network; () if there is no network.
+      problem: why there is no network; '' if there is one.
     """
 
     inside: tuple[str, ...] = ()
@@ -53,7 +56,7 @@ def private_network() -> Iterator[PrivateNetwork]:
 
 @contextlib.contextmanager
 def _holder() -> Iterator[subprocess.Popen]:
-    """Context manager: the process that holds the network; it ends with this context, also if it stands still."""
+    """Context manager: the process that holds the network. It ends with this context, even if it is stopped."""
     command, variables = own_program("launch.networks.held_network")
     holder = subprocess.Popen(
         command,
@@ -78,10 +81,10 @@ def _holder() -> Iterator[subprocess.Popen]:
 
 
 def main() -> None:
-    """Enters a private network and says so, or why it can't; waits until its input ends."""
+    """Enters a private network and prints that, or why it can't; waits until its input ends."""
     try:
         enter_private_network()
-        # Who enters a new user namespace becomes undumpable; others of its user may not enter then.
+        # A new user namespace makes a process undumpable, which keeps other processes of its user from entering.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
         print(_READY, flush=True)
     except (OSError, UserError) as error:

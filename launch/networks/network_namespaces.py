@@ -9,7 +9,7 @@
     port0       port1       port2
       +--------- bridge -----+          a namespace too, so the machine's own network is not changed
 
-The programs are in Debian's package iproute2.
+The programs `ip` and `tc` are in Debian's package iproute2.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _COMMAND_SECONDS = 20
 _STOP_SECONDS = 20
 _NAMESPACES = pathlib.Path("/run/netns")
-# Holds the id of the process that made it, so that two processes use different names.
+# Contains the id of the process that made the namespace, so that two processes use different names.
 _NAME = "towers-{process}-{purpose}"
 # `burst` is the amount that passes at full speed: at least one packet of 64 KiB, as a host gives it to its wire.
-# `latency` bounds the queue in front of the wire; it drops what exceeds that.
+# `latency` bounds the queue in front of the wire, which drops packets beyond the bound.
 _BURST, _LATENCY = "128kb", "50ms"
 # From <linux/sched.h>.
 _NETWORK_NAMESPACE = 0x40000000
@@ -59,7 +59,7 @@ class Network:
         return f"10.77.0.{host + 1}"
 
     def inside(self, host: int) -> tuple[str, ...]:
-        """The words before a command that run it on a host, in the same process."""
+        """Words to put before a command to run it on a host, in the same process."""
         return (_program("ip"), "netns", "exec", _name(f"host{host}"))
 
     def namespace(self, host: int) -> str:
@@ -75,7 +75,7 @@ class Network:
         _ip("-n", _name("switch"), "link", "set", f"port{host}", "up")
 
     def limit(self, host: int, megabits: int) -> None:
-        """From now on, a host sends at most so many million bits a second, and receives at most as many."""
+        """From now on limits a host's wire to `megabits` million bits per second in each direction."""
         shape = ("tbf", "rate", f"{megabits}mbit", "burst", _BURST, "latency", _LATENCY)
         for namespace, device in ((f"host{host}", "wire"), ("switch", f"port{host}")):
             _run("tc", "-n", _name(namespace), "qdisc", "add", "dev", device, "root", *shape)
@@ -128,7 +128,7 @@ def _namespace(purpose: str) -> Iterator[None]:
 
 
 def _remove(name: str) -> None:
-    """Removes a namespace with its devices; first kills what runs in it, which would keep it without a name."""
+    """Removes a namespace with its devices; first kills its processes, which would keep it without a name."""
     left = []
     for process in _ip("netns", "pids", name).split():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -192,7 +192,7 @@ def _run(name: str, *words: str) -> str:
 
 @functools.cache
 def why_no_hosts() -> str:
-    """The reason why this process can't make hosts; '' if it can, which this tries."""
+    """The reason why this process can't make hosts; '' if it can; tries it once."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"{' and '.join(absent)} not installed (apt-get install iproute2)"

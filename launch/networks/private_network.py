@@ -25,12 +25,12 @@ _CONNECT_SECONDS = 5.0
 def enter_private_network() -> None:
     """Moves this process, and all that it starts later, into a network that has only a loopback interface.
 
-    Must be called before any thread is started. A child tries every step first: a process whose namespace was made
-    but whose loopback interface may not be raised would have no network at all.
+    Must be called before any thread is started. A child tries every step first: if the namespace were
+    created but its loopback interface could not be brought up, this process would have no network at all.
 
     Raises:
       OSError: the system has no network namespaces or does not permit one; nothing is changed then.
-      UserError: the system permitted it to the child and not to this process, which must end now.
+      UserError: the system permitted it to the child but not to this process, which must end now.
     """
     _try_in_a_child()
     try:

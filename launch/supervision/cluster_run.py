@@ -29,13 +29,13 @@ from launch.supervision.supervisor import Replacement, Supervisor
 from strategies.cluster import Cluster
 from towers.errors import UserError
 
-# How soon a signal ends a pause.
+# Seconds until a pause notices a signal.
 _TICK_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to run.
+    """A cluster to run, and how to run it.
 
     Attributes:
       command: the command that every process runs.
@@ -71,7 +71,7 @@ class LocalRun:
         self._logs: Mapping[str, RankLog] = {}
         self._faults_seen: set[PlannedFault] = set()
         self._cluster_pauses = RestartPauses()
-        # By the name of a process that was replaced.
+        # By the name of the replaced process.
         self._pauses: Mapping[str, RestartPauses] = collections.defaultdict(RestartPauses)
 
     def run(self) -> int:
@@ -95,7 +95,7 @@ class LocalRun:
         return outcome.code
 
     def _run_once(self) -> Outcome:
-        """One start of the cluster, until its last process has ended. No process is left, whatever happens."""
+        """Starts the cluster and waits for its last process to end. Leaves no process, whatever happens."""
         self._start += 1
         plan = self._plan
         with contextlib.ExitStack() as stack:
@@ -191,7 +191,7 @@ class LocalRun:
         return seconds
 
     def _wait(self, seconds: float) -> None:
-        """Waits; a signal ends the pause."""
+        """Waits, but no longer than until a signal."""
         until = time.monotonic() + seconds
         while not self._is_ending() and time.monotonic() < until:
             time.sleep(_TICK_SECONDS)

@@ -37,7 +37,7 @@ class GroupGuard:
         try:
             self._process.wait(_LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
-            # Somebody stopped it.
+            # A signal (SIGSTOP) has stopped the guard.
             self._process.kill()
             self._process.wait()
 

@@ -1,4 +1,4 @@
-"""Processes of a machine with several NUMA nodes: each stays on the CPUs of one node, or of its part of the nodes.
+"""Binds processes to NUMA nodes: each stays on the CPUs of one node, or of its part of the nodes.
 
 Linux gives a process memory of the node on which it first writes to it, so memory stays near the process's cores.
 """
@@ -16,8 +16,8 @@ from towers.hardware.cpu_topology import nodes_of_processes, numa_nodes
 def cpus_of_processes(names: Sequence[str], root: pathlib.Path = ROOT) -> Mapping[str, Collection[int]]:
     """The CPUs of each process, by its name; {} if processes are not bound.
 
-    They are bound if they and several nodes of equal size divide evenly, and no control group limits CPU time:
-    then the processes would share the limit, which is no part of any node.
+    They are bound if there are several nodes of equal size, nodes and processes divide evenly, and no control
+    group limits CPU time: all processes share such a limit, wherever they run.
 
     Args:
       names: the processes that compute; neighbours get the same node, or neighbouring ones.

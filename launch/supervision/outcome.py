@@ -1,9 +1,9 @@
 """The outcome of a cluster, from the exits of its processes: root cause, exit code and last messages.
 
 A failure spreads: processes that lose a peer end as well, and the launcher ends the remaining ones. The cause is
-the first process that ended by itself, neither successfully nor because it lost a peer. One that was killed by the
-user's signal, because it was still starting, had nothing to save and did not fail. If one process alone was told
-to stop, those that lost it did not fail either: a restart would go on with a run that was to stop.
+the first process that ended by itself, neither successfully nor because it lost a peer. A process that
+the user's signal killed while it was starting had nothing to save and did not fail. If only one process was told
+to stop, those that lost it did not fail either: a restart would continue a run that was meant to stop.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def lost(self) -> list[Exit]:
-        """The exits of processes that failed, although everything that they served was done or saved."""
+        """Exits of processes that failed although all that they served ended well; [] if there is a `cause`."""
         return [each for each in self._failed if self._is_outlived(each)] if self.cause is None else []
 
     @property
@@ -74,9 +74,9 @@ class Outcome:
         return list(dict.fromkeys(found))
 
     def _is_outlived(self, failed: Exit) -> bool:
-        """Whether all that this process served ended well by themselves, as when a worker of servers was lost.
+        """Whether all processes that it served ended well by themselves, for example the chief of a lost worker.
 
-        So it is if they did that a lost process followed.
+        For a lost process that served none, whether those that it followed did.
         """
         followed = self.followed.get(failed.name, ()) if self.is_loss(failed) else ()
         served = self.awaited.get(failed.name, followed)
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def _stopped_early(self) -> bool:
-        """Whether a process ended because of a signal, of which the launcher may know nothing."""
+        """Whether a process ended because of a signal, which the launcher may not have received."""
         return any(each.sent is None and each.code == binary.INTERRUPTED for each in self.exits)
 
     @staticmethod
@@ -102,7 +102,7 @@ class Outcome:
 
     @staticmethod
     def may_be_replaced(failed: Exit) -> bool:
-        """Whether a process that replaces this one may succeed."""
+        """Whether a replacement for this process may succeed."""
         return failed.code not in _NOT_RESTARTED
 
     @property

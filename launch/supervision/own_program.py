@@ -23,7 +23,7 @@ def own_program(module: str, *arguments: str) -> tuple[tuple[str, ...], dict[str
 
 
 def own_variables() -> dict[str, str]:
-    """The variables with which another process of Python imports our packages."""
+    """The environment variables that let another Python process import our packages."""
     return {"PYTHONPATH": os.pathsep.join(_python_path())}
 
 

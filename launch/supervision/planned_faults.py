@@ -21,7 +21,7 @@ _TARGET = re.compile(r"([a-z]+:\d+)@step(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class PlannedFault:
-    """One fault.
+    """A planned fault of one process.
 
     Attributes:
       kind: 'kill' or 'stop'.
@@ -54,7 +54,7 @@ class PlannedFault:
 
     def _is(self, found: Exit) -> bool:
         was_killed = found.sent is None and found.code == -signal.SIGKILL
-        # A worker that stands still may be killed by its own guard.
+        # A stopped worker may be killed by its own guard.
         return was_killed or (self.kind == "stop" and found.was_stopped)
 
 

@@ -29,7 +29,7 @@ class Exit:
       was_asked: the launcher asked it to end: SIGTERM, or SIGKILL if it was stopped. False with `sent` set: the
         launcher killed it because it did not end in time after the user's signal.
       was_stopped: the process was stopped (SIGSTOP) when the launcher ended it.
-      was_interrupted: the user's signal, which the launcher passed on, killed it: it handled no signals yet.
+      was_interrupted: the user's signal, forwarded by the launcher, killed it before it handled signals.
       lived_seconds: seconds from its start to its end.
     """
 
@@ -121,7 +121,7 @@ class Process:
             os.killpg(self._popen.pid, number)
 
     def forward(self, number: int) -> None:
-        """Sends a signal of the user's, as `send`."""
+        """Like `send`, for a signal of the user; `Exit.was_interrupted` says whether it killed the process."""
         self._forwarded.add(number)
         self.send(number)
 

@@ -22,7 +22,7 @@ class RankLog:
         """Args:
         folder: the folder of the logs; created if missing.
         name: the process, as 'worker:1'.
-        start: counts the starts of the cluster, from 1.
+        start: number of this start of the cluster, from 1.
 
         Raises:
           UserError: the file can't be written.

@@ -60,7 +60,7 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
 
 
 def _ended_if_stopped(membership: ServersMembership):
-    """Context manager: kills a worker or server of TensorFlow's engine that is stopped: its chief waits for it.
+    """Context manager: kills a stopped worker or server of TensorFlow's engine, whose chief waits for it.
 
     Our own servers give a stopped worker's steps to others and let it come back.
     """

@@ -11,7 +11,7 @@ from strategies.training.trainer import FitResult
 
 
 def reported_end(directory: pathlib.Path, *, keeps_files: bool) -> Callable[[FitResult, StopSignals], None]:
-    """What a Trainer calls at the end: prints the results, and exits if the run was stopped before its last step.
+    """The function that a Trainer calls at the end. It prints the results, and exits if the run was stopped early.
 
     Args:
       directory: the run's directory.

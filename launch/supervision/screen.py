@@ -35,7 +35,7 @@ class Screen(Protocol):
 
 
 def never() -> bool:
-    """Nobody has asked for an end."""
+    """False: nobody has asked for an end."""
     return False
 
 
@@ -45,7 +45,7 @@ def screen_for(names: Sequence[str], reporter: str, is_ending: Callable[[], bool
     Args:
       names: the names of the processes, as 'worker:1', in the order of their colours.
       reporter: the process whose progress lines become the bar.
-      is_ending: whether a signal was received, so that a pipe's reader that is stopped is no longer waited for.
+      is_ending: returns whether a signal was received; from then on a stopped reader of a pipe is not waited for.
     """
     for stream in (sys.stdout, sys.stderr):
         # Another program that has the same terminal or pipe may have made it non-blocking. A slow reader would
@@ -69,19 +69,19 @@ class _Output:
 
     def __init__(self, stream: TextIO, is_ending: Callable[[], bool]):
         self._stream, self._is_ending = stream, is_ending
-        # When an end was asked for and the reader took nothing; None if it takes what is written.
+        # When the reader took nothing although an end was asked for; None while it takes output.
         self._stalled_at: float | None = None
         self._is_torn = False
 
     def write(self, line: bytes) -> None:
-        """Writes a line; after a signal it may be lost, if the reader is stopped."""
+        """Writes a line; after a signal the line may be lost if the reader is stopped."""
         rest = b"\n" * self._is_torn + line
         with discarded_without_reader(self._stream):
             while rest:
                 if not self._takes():
                     self._is_torn = self._is_torn or len(rest) < len(line)
                     return
-                # As much as a pipe takes at once if it takes anything.
+                # A pipe that is ready takes at least this much at once.
                 part, rest = rest[: select.PIPE_BUF], rest[select.PIPE_BUF :]
                 self._stream.buffer.write(part)
                 self._stream.flush()

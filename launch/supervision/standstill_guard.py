@@ -2,7 +2,7 @@
 
 A stopped process keeps its connections, so TensorFlow waits for it without end: before an eager operation a chief
 may send a function to all workers. (Cutting the chief's connection was not enough: the next such call connects
-again and holds Python's lock for up to 20 seconds.) Once it is killed, the others notice that it is lost. The
+again and holds Python's lock for up to 20 seconds.) Once the process is killed, the others notice its loss. The
 guard runs as a file, without this package: it imports the standard library only. Without /proc (macOS) it does
 nothing.
 """
@@ -27,17 +27,17 @@ class StandstillGuard:
     def __init__(self, limit_seconds: float, why: str):
         """Args:
         limit_seconds: seconds that the process may be stopped.
-        why: the line on standard error before it is killed.
+        why: the line to print on standard error before the kill.
         """
         self._arguments = str(os.getpid()), str(limit_seconds), why
 
     def __enter__(self) -> "StandstillGuard":
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *self._arguments],
-            # It ends with this process, or with this context.
+            # The guard ends when this pipe closes: with this process, or with this context.
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            # What stops this process's group, as Ctrl-Z does, does not stop the guard.
+            # A signal to this process's group, such as that of Ctrl-Z, does not stop the guard.
             start_new_session=True,
             cwd="/",
         )
@@ -49,19 +49,19 @@ class StandstillGuard:
         try:
             self._process.wait(_LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
-            # Somebody stopped it too.
+            # A signal has stopped the guard too.
             self._process.kill()
             self._process.wait()
 
 
 def watch(process: int, limit_seconds: float, why: str) -> None:
-    """Kills its parent `process` if that is stopped for so long; returns then, or when standard input ends.
+    """Kills the parent `process` once it has been stopped for `limit_seconds`; returns then, or when stdin ends.
 
-    Standard input stays open while any process that the parent forked lives. So the guard also ends when its
-    parent has died: the system may give the parent's number to a stranger.
+    Stdin stays open while any process that the parent forked lives. So the guard also returns when its parent has
+    died: the system may give the parent's number to another process.
 
-    It counts the looks that found it stopped, not the time: if the guard is stopped too, as when Slurm suspends a
-    job, nobody stands still alone.
+    The guard adds up its checks that found the parent stopped, not elapsed time: when Slurm suspends a job, the
+    guard is stopped too, and the parent must not be killed afterwards.
     """
     pause = min(_LONGEST_PAUSE_SECONDS, limit_seconds / _LOOKS)
     stopped_seconds = 0.0
@@ -81,7 +81,7 @@ def _is_stopped(process: int) -> bool:
         text = pathlib.Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
         return False
-    # After the name, which is in parentheses and may contain some.
+    # The state follows the name, which is in parentheses and may contain parentheses.
     return text.rpartition(")")[2].split()[0] == _STOPPED
 
 

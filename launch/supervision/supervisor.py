@@ -6,7 +6,7 @@ a process fails              replaces it if possible, perhaps after a pause; oth
                              to save
 a worker of servers is lost  nothing, while another worker runs: training continues
 an evaluator is lost         nothing: no other process needs it
-those that it follows fail   SIGTERM to the evaluator, SIGKILL after the time to save
+the evaluated run fails      SIGTERM to the evaluator, SIGKILL after the time to save
 nobody is left to serve      SIGTERM to those that serve, SIGKILL after the time to save
 """
 
@@ -63,7 +63,7 @@ class Supervisor:
         signals: the signals that the launcher receives.
         awaited: by the name of each process that serves, the processes that it serves until they have ended.
         replacement: gets the exit of a failed process; returns what replaces it, or None.
-        replaceable: names of the processes of which the others need only one.
+        replaceable: names of interchangeable processes: the others need only one of them.
         followed: by the name of each process that no other one needs, the processes that it follows.
         seconds_to_notice: seconds that processes have to end after another one failed, before SIGTERM.
         seconds_to_save: seconds that processes have to end after a signal, before SIGKILL.
@@ -81,7 +81,7 @@ class Supervisor:
             relay.add(process.name, *process.outputs)
 
     def run(self) -> Outcome:
-        """Returns when the last process has ended."""
+        """Supervises until the last process has ended; returns the outcome."""
         while self._running or self._waiting:
             self._relay.pass_on(_TICK_SECONDS)
             self._collect_exits()
@@ -129,10 +129,9 @@ class Supervisor:
         return planned is not None
 
     def _start_replacements(self) -> None:
-        """Starts each replacement whose time has come. One that nobody needs any more is not started.
+        """Starts each replacement whose time has come. A replacement that nobody needs any more is not started.
 
-        An evaluator is needed after the end of those that it follows too: it still has to read their last
-        checkpoint.
+        An evaluator is still needed when those that it follows have ended: it has to read their last checkpoint.
         """
         for planned in list(self._waiting):
             is_unneeded = planned.name in self._awaited and self._is_idle(planned.name)
@@ -174,7 +173,7 @@ class Supervisor:
         return self._present.isdisjoint(others)
 
     def _end_after_failure(self) -> None:
-        """Ends the others: at once what can't end or notice by itself, the rest some time later.
+        """After a failure, ends the other processes: at once those that can't end or notice by themselves.
 
         A stopped process can't end. An evaluator does not notice that those that it follows have ended.
         """

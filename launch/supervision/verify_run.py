@@ -14,7 +14,7 @@ _SHOWN_DIFFERENCES = 5
 
 
 def verify(task: Task, strategy: Strategy) -> int:
-    """Compares twenty steps with one device; prints the largest relative differences; returns the exit code.
+    """Compares twenty steps with one device's; prints the largest relative differences; returns the exit code.
 
     Args:
       task: what to train.

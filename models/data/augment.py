@@ -31,7 +31,7 @@ FILLS = ("black", "reflect")
 
 
 def draw_crop_flip(num_images: int, seed: tf.Tensor, padding: int = PADDING) -> CropFlip:
-    """Draws for `num_images` images from the stateless `seed` int64 [2]; every device draws the same."""
+    """The draws for `num_images` images from the stateless `seed` int64 [2]; the same on every device."""
     uniform = tf.random.stateless_uniform([3, num_images], seed, alg="philox")
     *of_crops, of_flips = tf.unstack(uniform)
     rows, columns = (tf.cast(draws * (2 * padding + 1), tf.int32) for draws in of_crops)
@@ -47,7 +47,7 @@ def alternately_mirrored(examples: tf.Tensor, epoch: tf.Tensor, seed: int, num_e
     Args:
       examples: int64 [n], indices of the examples.
       epoch: int64 scalar.
-      seed: seed of the draw of the examples that are mirrored in epoch 0.
+      seed: seed that draws the examples to mirror in epoch 0.
       num_examples: number of examples in the whole set.
     """
     # A constant of the graph: drawn once, and the same for every reader.

@@ -1,6 +1,6 @@
 """Crops and flips on a tower's device: `models.data.augment.crop_flip` in operations that GPUs have kernels for.
 
-TensorFlow 2.21 has no kernel of GPUs that gathers uint8, and computes int32 on the host. So pixels are gathered in
+TensorFlow 2.21 has no GPU kernel that gathers uint8, and computes int32 on the host. So pixels are gathered in
 float16, which holds 0 to 255 exactly, and positions are int64.
 """
 
@@ -13,11 +13,11 @@ from models.data.augment import PADDING, CropFlip
 
 
 class RawImages(NamedTuple):
-    """What the host sends of a batch.
+    """The images of a batch as the host sends them to a device.
 
     Attributes:
       images: uint8 [N, H, W, C].
-      draws: how they are cropped and flipped, rows and columns int64 [N]; () for neither.
+      draws: how they are cropped and flipped, with int64 `rows` and `columns`; () to leave them unchanged.
     """
 
     images: tf.Tensor
@@ -25,7 +25,7 @@ class RawImages(NamedTuple):
 
     @classmethod
     def of(cls, images: tf.Tensor, draws: CropFlip | tuple[()] = ()) -> "RawImages":
-        """With draws as `models.data.augment.draw_crop_flip` returns them."""
+        """Raw images from the draws that `models.data.augment.draw_crop_flip` returns."""
         if not draws:
             return cls(images)
         return cls(
@@ -36,7 +36,7 @@ class RawImages(NamedTuple):
 def crop_flip_on_device(
     images: tf.Tensor, draws: CropFlip, padding: int = PADDING, fill: str = "black"
 ) -> tf.Tensor:
-    """As `models.data.augment.crop_flip`, with draws of `RawImages`: uint8 [N, H, W, C] to the same as float16."""
+    """`models.data.augment.crop_flip` on a device, with `RawImages.draws`: uint8 [N, H, W, C] to float16."""
     height, width, channels = images.shape[1:]
     rows = draws.rows[:, None] + _positions(height, padding)
     forwards = _positions(width, padding)
@@ -60,7 +60,7 @@ def _is_inside(positions: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _inside(positions: tf.Tensor, length: int, fill: str) -> tf.Tensor:
-    """Positions of pixels of the image: reflected at its borders, or any pixel where it is black."""
+    """Positions within the image: reflected at its borders, or for 'black' clipped to them (then painted over)."""
     if fill == "reflect":
         positions = tf.abs(positions)
         return tf.minimum(positions, 2 * (length - 1) - positions)

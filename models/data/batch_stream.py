@@ -8,7 +8,7 @@ batches of batch_size; its last batch holds the remaining examples. With 5 examp
     examples  [3 0] [4 2] [1]   [1 4] [0 3] [2]
 
 So a stream can start at any batch without reading those before it, and the parts of several readers make up the
-batches that one reader would see. The permutation is computed for each position alone, without a shuffle buffer.
+batches that one reader would see. The permutation is computed position by position, without a shuffle buffer.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class BatchSlice(NamedTuple):
     Attributes:
       batch_index: int64 scalar, index k of the global batch.
       indices: int64 [n], indices of the part's examples, in order.
-      begin, end: int32 scalars, positions begin .. end - 1 of the global batch are the part; n = end - begin.
+      begin, end: int32 scalars; the part is positions begin .. end - 1 of the global batch, n = end - begin.
     """
 
     batch_index: tf.Tensor
@@ -87,7 +87,7 @@ def train_stream(
       num_threads: batches prepared at the same time, in a thread pool that only this stream uses.
 
     Raises:
-      UserError: no examples, or a batch size below 1 or invalid shares.
+      UserError: there are no examples, the batch size is below 1, or the shares are invalid.
     """
     _check_sizes(num_examples, batch_size)
     per_epoch = batches_per_epoch(num_examples, batch_size)

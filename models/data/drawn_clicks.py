@@ -1,7 +1,7 @@
 """Drawn examples of a recommender: ids of several tables, dense numbers, and whether the user clicked.
 
 Nothing is stored or downloaded. Every number of an example is a hash of its index, so any part of any batch can be
-drawn alone, and the set is the same on every machine and for every training seed.
+computed on its own, and the set is the same on every machine and for every training seed.
 
     id of a table     floor(rows * u**4) for a uniform u. So P(id < r) = (r / rows)**(1/4), a power law:
                       id 0 is the most frequent one, and the frequency of id r falls like (r + 1)**(-3/4)
@@ -39,13 +39,13 @@ class DrawnClicks:
     """A set of drawn examples; see the module.
 
     Attributes:
-      num_tables: number of ids of an example, each of a table of its own.
+      num_tables: number of tables; an example has an id for each.
       num_rows: number of different ids in each table.
-      num_dense: number of dense numbers of an example.
+      num_dense: number of dense numbers in an example.
       num_train, num_eval: number of examples in 'train' and 'eval'.
 
     Raises:
-      UserError: a number below 1, or more rows than an int32 id can name.
+      UserError: a number is below 1, or there are more rows than int32 ids.
     """
 
     num_tables: int = 8
@@ -95,7 +95,7 @@ class DrawnClicks:
         return BIAS + SIGNAL * (from_ids + from_dense)
 
     def _uniform_columns(self, split: str, indices: tf.Tensor) -> tf.Tensor:
-        """Uniform numbers float64 [n, columns]: one for each id, each dense number, and the label."""
+        """Uniform numbers in [0, 1), float64 [n, columns]: one for each id, each dense number, and the label."""
         seeds = [
             *_seeds(f"{split} id", self.num_tables),
             *_seeds(f"{split} dense number", self.num_dense),

@@ -1,7 +1,7 @@
 """Drawn text: a random Markov chain of order 2, whose best loss is known by arithmetic.
 
-Nothing is stored or downloaded. A text is a hash of its index, so any part of any batch can be drawn alone, and
-the set is the same on every machine and for every training seed.
+Nothing is stored or downloaded. A text is a hash of its index, so any part of any batch can be computed on
+its own, and the set is the same on every machine and for every training seed.
 
 Token 0 stands for no token: before a text, and after its end. The others are 1 .. W with W = num_tokens - 1. Given
 the two tokens before it, b and a, the next token is
@@ -42,11 +42,11 @@ class DrawnText:
 
     Attributes:
       num_tokens: size of the vocabulary, token 0 included.
-      length: number of tokens of the longest texts. Lengths are uniform between half of it, rounded up, and it.
+      length: number of tokens in the longest texts. Lengths are uniform from ceil(length / 2) to length.
       num_train, num_eval: number of texts in 'train' and 'eval'.
 
     Raises:
-      UserError: a number out of range.
+      UserError: a number is out of range.
     """
 
     num_tokens: int = 32
@@ -95,7 +95,7 @@ class DrawnText:
     def likely_tokens(self, before: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The tokens of probability 1/2 and 1/4 after the tokens `before`, `last`, each int64 [n].
 
-        Where both hashes name the same token, the usual one is the next higher one, after W token 1.
+        Where both hashes give the same token t, the usual one is t + 1, or 1 if t = W.
         """
         pairs = (before * self.num_tokens + last)[:, None]
         favourite = self._hashed_word("favourite", pairs)
@@ -104,7 +104,7 @@ class DrawnText:
         return favourite + 1, usual + 1
 
     def _hashed_word(self, purpose: str, counters: tf.Tensor) -> tf.Tensor:
-        """0 .. W - 1, int64 [n], of counters int64 [n, 1]."""
+        """A hash 0 .. W - 1, int64 [n], of counters int64 [n, 1]."""
         (column,) = tf.unstack(uniform_numbers(_seeds(purpose, 1), counters), num=1, axis=1)
         return _floor(column, self._num_words)
 

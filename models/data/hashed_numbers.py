@@ -1,4 +1,4 @@
-"""Uniform numbers that are hashes of counters: any of them is computed alone, the same on every machine."""
+"""Uniform numbers as hashes of counters: each is computed on its own, and is the same on every machine."""
 
 from collections.abc import Sequence
 

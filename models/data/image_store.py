@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from towers.errors import UserError
 
-# Most examples that are read to estimate the mean and the standard deviation of a set.
+# Maximum number of examples that are read to estimate the mean and the standard deviation of a set.
 STATISTICS_EXAMPLES = 10_000
-# TensorFlow takes over arrays whose addresses are multiples of this.
+# TensorFlow uses the memory of an array without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
 
 
@@ -39,7 +39,7 @@ class ImageStore:
       name: name of the set in messages.
 
     Raises:
-      UserError: no images, another type or shape, or a label out of range.
+      UserError: there are no images, a type or shape is wrong, or a label is out of range.
     """
 
     images: Any
@@ -67,7 +67,7 @@ class ImageStore:
 
 
 def empty_images(shape: tuple[int, ...]) -> np.ndarray:
-    """An array for images, uint8 of that shape with any contents, for `taken_over`."""
+    """An uninitialised uint8 array of this shape, whose memory `taken_over` can use."""
     size = math.prod(shape)
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
@@ -75,9 +75,9 @@ def empty_images(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def taken_over(images: np.ndarray) -> tf.Tensor:
-    """A tensor in the memory of an array of `empty_images`, which must not be changed afterwards.
+    """A tensor in the memory of an array from `empty_images`. Don't change the array afterwards.
 
-    tf.constant copies, and needs three times the images' memory for a while.
+    tf.constant would copy, and need three times the images' memory for a while.
     """
     return tf.experimental.dlpack.from_dlpack(images.__dlpack__())
 
@@ -130,8 +130,8 @@ class ImageSet:
 def channel_statistics(store: Store) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation by channel, in 0..255, of up to `STATISTICS_EXAMPLES` evenly spaced images.
 
-    The sums are of whole numbers, so every machine gets the same floats. A constant channel gets the deviation 1,
-    so that normalisation makes it 0.
+    Sums are over whole numbers, so every machine gets the same floats. A constant channel gets deviation 1, so
+    that normalisation makes it 0.
     """
     num_read = min(store.num_examples, STATISTICS_EXAMPLES)
     indices = np.arange(num_read, dtype=np.int64) * store.num_examples // num_read

@@ -21,8 +21,8 @@ def check_data(what: str, data: Any) -> None:
       data: arrays (features, labels, weights), or a dataset of these.
 
     Raises:
-      UserError: something else, a dataset of single examples, arrays that are not of numbers, or weights that
-        are not finite, are below 0 or are all 0.
+      UserError: `data` is something else, a dataset of single examples, or has arrays that are not of numbers, or
+        weights that are not finite, are below 0 or are all 0.
     """
     if isinstance(data, tf.data.Dataset):
         _check_kinds(what, tf.nest.flatten(data.element_spec))
@@ -46,7 +46,7 @@ def check_data(what: str, data: Any) -> None:
 
 
 def _check_dense(what: str, array: Any) -> None:
-    """Raises UserError for what is no array of numbers or texts."""
+    """Raises UserError if `array` is not an array of numbers or texts."""
     if isinstance(array, tf.SparseTensor):
         raise UserError(f"{what} has a SparseTensor: {_DENSE}")
     if isinstance(array, tf.RaggedTensor):
@@ -77,7 +77,7 @@ def _is_unknown(dtype: Any) -> bool:
 
 
 def _check_weights(what: str, weights: Sequence[np.ndarray]) -> None:
-    """Raises UserError for weights with which a mean has no meaning."""
+    """Raises UserError for weights that define no mean: not finite, below 0, or all 0."""
     weights = [array for array in weights if array.dtype.kind in "fiub"]
     if not all(np.isfinite(array).all() for array in weights):
         raise UserError(f"{what} has weights that are NaN or infinite: clean the data")
@@ -104,7 +104,7 @@ def _check_real(what: str, batch: Batch) -> None:
 
 
 def _check_kinds(what: str, specs: Sequence[tf.TypeSpec]) -> None:
-    """Raises UserError for components that can't be cut into parts, or of which too little is known."""
+    """Raises UserError for components that can't be cut into parts, or whose number of dimensions is unknown."""
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in specs):
         raise UserError(f"{what} has a SparseTensor: {_DENSE}")
     if any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs):
@@ -137,14 +137,14 @@ def _check_batches(what: str, specs: Sequence[tf.TypeSpec]) -> None:
 
 
 def _check_lengths(batch: Batch) -> None:
-    """In a graph: fails if the parts of a dataset's batch have different numbers of examples."""
+    """Adds a check to the graph: it fails if parts of a dataset's batch have different numbers of examples."""
     first, *others = (length(tensor) for tensor in tf.nest.flatten(batch) if isinstance(tensor, tf.Tensor))
     for other in others:
         tf.debugging.assert_equal(other, first, "parts of a batch have other numbers of examples")
 
 
 def count_examples(batch: Batch, what: str = "a batch") -> int:
-    """Length of the batch's arrays in dimension 0.
+    """Number of examples in the batch: the length of its arrays in dimension 0.
 
     Args:
       batch: arrays.
@@ -167,7 +167,7 @@ def count_examples(batch: Batch, what: str = "a batch") -> int:
 def host_tensors(data: Any) -> Batch:
     """Arrays as tensors in the host's memory. As in Keras, float64 becomes float32; lists become tuples.
 
-    None (no weights, or no labels of an output without a loss) becomes (), which has no tensor.
+    None (no weights, or no labels for an output without a loss) becomes (), which has no tensor.
     """
 
     def to_tensor(array: Any) -> tf.Tensor:
@@ -187,7 +187,7 @@ def host_tensors(data: Any) -> Batch:
 
 
 def check_size(name: str, size: Any) -> None:
-    """Raises UserError for a size that is not an integer of at least 1; None is one."""
+    """Raises UserError for a size that is not an integer of at least 1; None is allowed."""
     if size is not None and (not is_integer(size) or size < 1):
         raise UserError(f"{name}={size!r}: must be an integer of at least 1; use for example {name}=32")
 
@@ -223,7 +223,7 @@ def known_batch_size(data: Any) -> int | None:
 
 
 def num_batches(data: Any) -> int | None:
-    """Number of batches of a dataset; None for an unknown or endless number, and for arrays."""
+    """Number of batches in a dataset; None if it is unknown or infinite, and for arrays."""
     if not isinstance(data, tf.data.Dataset):
         return None
     found = int(data.cardinality())

@@ -15,7 +15,7 @@ import tensorflow as tf
 from models.data.record_index import RecordIndex
 
 _DECODED_AT_ONCE = 16
-# Records that one request to the disk covers, and so the most files that one reader has open.
+# Records that are requested from the disk at once, and so the maximum number of files that a read has open.
 _READ_AT_ONCE = 64
 
 
@@ -86,7 +86,7 @@ class RecordReader:
     def _read_some(self, indices: list[int]) -> list[bytes]:
         index = self._index
         extents = [(index.files[i], int(index.offsets[i]), int(index.lengths[i])) for i in indices]
-        # Opens the files each time: a set may have more files than a process may keep open.
+        # Opens the files at each read: a set may have more files than a process may keep open.
         with contextlib.ExitStack() as stack:
             opened = {
                 file: stack.enter_context(open(index.paths[file], "rb", buffering=0)).fileno()
@@ -105,7 +105,7 @@ class RecordReader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RecordStore:
-    """Implements `models.data.image_store.Store` over records on disk. Only the process that made it can read.
+    """Implements `models.data.image_store.Store` over records on disk. Only the process that created it can read.
 
     Attributes:
       index: files and offsets of the records.

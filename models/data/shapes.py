@@ -1,4 +1,4 @@
-"""The drawn set: ten kinds of figures, 32x32 RGB, drawn in about a second and the same on every machine.
+"""The set 'shapes': ten kinds of figures, 32x32 RGB, drawn in about a second, the same on every machine.
 
 A figure of random colour, size, position and rotation is drawn on a background of another colour with a gradient
 in brightness, under noise. All arithmetic is on whole numbers, so that no machine can round differently. Lengths
@@ -25,7 +25,7 @@ CLASS_NAMES = (
     "diagonal stripes",
     "checker",
 )
-# Multiples of the default batch, 128: a short one would have compiled kernels of its own.
+# Multiples of the default batch size, 128: a shorter last batch would need compiled kernels of its own.
 NUM_TRAIN, NUM_EVAL = 7_680, 1_280
 SIDE = 32  # pixels
 _QUARTERS = 4  # of a pixel
@@ -40,8 +40,8 @@ _CHUNK = 1000  # images drawn at once, to use little memory
 _MIN_RADIUS, _MAX_RADIUS = 48, 60  # quarters of a pixel
 _MAX_GROUND = 144  # largest value of a background's channel
 _MIN_LIGHT, _MAX_LIGHT = 60, 112  # difference between a figure's channel and its background's
-# One image in `_ONE_FAINT_IN` has a figure with 1 / `_FAINTER` of that difference: no network gets all of these
-# right.
+# One image in `_ONE_FAINT_IN` has a figure with 1 / `_FAINTER` of that difference: no network recognises all of
+# these.
 _ONE_FAINT_IN, _FAINTER = 80, 12
 _MIN_NOISE, _MAX_NOISE = 8, 40  # largest absolute noise of a channel, drawn for each image
 # Pixel statistics of the training images by channel, as `channel_statistics` computes them.
@@ -140,7 +140,7 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
 def _turns(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Rotations int32 [n] in 240ths of a circle: any for figures, at most 15 degrees for stripes.
 
-    With more, horizontal, vertical and diagonal stripes would look the same.
+    At larger angles horizontal, vertical and diagonal stripes would look the same.
     """
     turn = random.integers(0, _TURNS, len(labels), dtype=np.int32)
     sway = turn % 21 - 10

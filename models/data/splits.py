@@ -9,7 +9,7 @@ def checked_split(split: str) -> str:
     """`split` itself.
 
     Raises:
-      UserError: neither 'train' nor 'eval'.
+      UserError: `split` is neither 'train' nor 'eval'.
     """
     if split not in SPLITS:
         raise UserError(f"split={split!r}: must be 'train' or 'eval'")

@@ -29,7 +29,7 @@ DEFAULT_IMAGE_SIZE = 64
 # Size of the batches in which a split is decoded: this many images, or fewer if they are large.
 _DECODED_AT_ONCE = 256
 _DECODED_BYTES_AT_ONCE = 8 << 20
-# name or name/config, with or without :version. For other names TFDS would use the network.
+# name or name/config, with or without :version. For names of other forms TFDS would use the network.
 _NAME = re.compile(r"[A-Za-z]\w*(/[\w.+=-]+)?(:\d+\.\d+\.\d+)?")
 # What TFDS says of a version or a configuration that a set does not have.
 _NO_SUCH_VARIANT = re.compile(r"Dataset \S+ cannot be loaded at version .*\w|BuilderConfig \S+ not found")
@@ -106,7 +106,7 @@ def tfds_set(name: str, *, data_dir: str | None, cache_bytes: int, image_size: i
     Raises:
       NotPrepared: the set is not prepared in data_dir.
       NotReadableByRecord: a split exceeds cache_bytes, and its files can't be read by record.
-      UserError: invalid name, other features, or no split to train on.
+      UserError: the name is invalid, the features are others, or there is no split to train on.
     """
     builder = prepared_builder(name, data_dir)
     fields = _fields(f"tfds:{name}", builder.info.features, image_size)
@@ -127,7 +127,7 @@ def prepared_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilde
 
     Raises:
       NotPrepared: the set is not prepared there; the message says how to prepare it with and without a network.
-      UserError: the name is not one of TFDS, or TFDS's set has no such version or configuration.
+      UserError: the name does not have the form of TFDS's names, or TFDS's set has no such version or configuration.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"tfds:{name}: not a TFDS name; use a name like mnist, name/config or name:1.0.0")
@@ -217,7 +217,7 @@ def _decoded_bytes(builder: tfds.core.DatasetBuilder, split: str, fields: _Field
 
 
 def _check_readable(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields, cache_bytes: int) -> None:
-    """Raises NotReadableByRecord if the split fits neither the memory nor `_record_store`."""
+    """Raises NotReadableByRecord if the split exceeds cache_bytes and `_record_store` can't read its files."""
     decoded_bytes, file_format = _decoded_bytes(builder, split, fields), builder.info.file_format
     if decoded_bytes > cache_bytes and file_format is not tfds.core.FileFormat.TFRECORD:
         what = (
@@ -227,7 +227,7 @@ def _check_readable(builder: tfds.core.DatasetBuilder, split: str, fields: _Fiel
 
 
 def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> ImageStore:
-    """Decodes a split on all cores, into the memory in which it stays."""
+    """Decodes a split on all cores, directly into the memory of its store."""
     # Reads one file after the other, in the order of the record index.
     order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     examples = builder.as_dataset(

@@ -6,8 +6,8 @@
     block3      3x3x256, 2x2 max pool, norm, GELU, 3x3x256, norm, GELU          7x7  ->  3x3
     logits      global max pool, num_classes without bias, divided by 9
 
-Batch norms have a bias and no scale. At first, output channel k of a 3x3 convolution equals its input channel k,
-for as many channels as both have, so that the network starts as a shallow one. At 32x32x3 and 10 classes:
+Batch norms have a bias and no scale. Initially output channel k of a 3x3 convolution equals input channel k, for
+as many channels as both have, so the network starts as a shallow one. At 32x32x3 and 10 classes:
 
     cifar_fast  1,971,352 parameters  118,147,360 multiply-adds
 """
@@ -28,7 +28,7 @@ _LOGITS_FACTOR = 1 / 9
 def cifar_fast(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: int = 10) -> keras.Model:
     """Builds the network: float32 images [N, H, W, C] to float32 logits [N, num_classes].
 
-    The whitening kernel is drawn; `whitening_weights` computes the one to train with.
+    The whitening kernel is drawn at random; `whitening_weights` computes the one to train with.
     """
     images = layers.Input(image_shape, name="images")
     whitening = layers.Conv2D(2 * PATCH * PATCH * image_shape[-1], PATCH, name=WHITENING)

@@ -7,8 +7,8 @@
 
 With 8 tables of 1,000 rows of 16 numbers and 4 dense numbers: 134,193 parameters.
 
-Each Embedding takes an input of the model itself, the batch's ids, so the rows that a batch needs are known before
-the network runs.
+The ids of each Embedding are an input of the model, so the rows that a batch needs are known before the network
+runs.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ def dlrm(*, table_rows: Sequence[int], num_dense: int, width: int) -> keras.Mode
 
     Args:
       table_rows: number of rows of each table.
-      num_dense: number of dense numbers of an example.
-      width: number of elements of a table's row.
+      num_dense: number of dense numbers in an example.
+      width: number of elements in a row of a table.
 
     Returns:
       A functional model to float32 logits [N, 1]. Its input is a dict: 'dense' float32 [N, num_dense], and for
@@ -58,6 +58,6 @@ def _pair_products(vectors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
     stacked = ops.stack(vectors, axis=1)
     products = ops.matmul(stacked, ops.transpose(stacked, (0, 2, 1)))
     first, second = np.triu_indices(count, 1)
-    # As int64: what the gradient needs of int32 a GPU leaves to the host, which would wait for the products.
+    # As int64: int32 is computed on the host, which would wait for a GPU's products in the backward pass.
     upper = first * count + second
     return ops.take(layers.Reshape((count * count,))(products), upper, axis=1)

@@ -55,10 +55,10 @@ def network_names() -> tuple[str, ...]:
 
 
 def weights_from_data(name: str, sample_images: Callable[[], np.ndarray]) -> Mapping[str, np.ndarray]:
-    """Initial weights that the network computes from training images, by variable path; for most networks none.
+    """Initial weights that the network computes from training images, by variable path; {} for most networks.
 
-    Pass the result to `build_network`. It can take seconds to compute: a caller that builds the network several
-    times keeps it.
+    Pass the result to `build_network`. It can take seconds to compute: if you build the network several times,
+    keep the result.
 
     Args:
       name: one of `network_names()`.
@@ -66,7 +66,7 @@ def weights_from_data(name: str, sample_images: Callable[[], np.ndarray]) -> Map
         network needs them.
 
     Raises:
-      UserError: unknown name.
+      UserError: the name is unknown.
     """
     compute = _network(name).data_weights
     return {} if compute is None else compute(sample_images())
@@ -93,7 +93,7 @@ def build_network(
       A functional model: float32 images [N, H, W, C], normalised, to float32 logits [N, num_classes].
 
     Raises:
-      UserError: unknown name, or a size that is not a whole number of at least 1.
+      UserError: the name is unknown, or a size is not a whole number of at least 1.
     """
     network = _network(name)
     if len(image_shape) != 3 or not all(_is_size(size) for size in image_shape):

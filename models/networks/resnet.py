@@ -31,7 +31,7 @@ def resnet(depth: int, *, image_shape: tuple[int, int, int] = (32, 32, 3), num_c
     """Builds the network: float32 images [N, H, W, C] to float32 logits [N, num_classes].
 
     Raises:
-      UserError: depth is not 6n + 2 with n at least 1.
+      UserError: `depth` is not 6n + 2 with n at least 1.
     """
     num_blocks = _blocks_per_stage(depth)
     images = layers.Input(image_shape, name="images")

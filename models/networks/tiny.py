@@ -1,4 +1,4 @@
-"""The smallest network: one convolution and the logits. It tries out a cluster, and measures an exchange.
+"""The smallest network: one convolution and the logits. For trying out a cluster, and for measuring an exchange.
 
 At 32x32x3 and 10 classes: 5,346 parameters, 18,944 multiply-adds.
 """

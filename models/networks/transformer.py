@@ -13,11 +13,11 @@ and T = 64:
     transformer_medium    6 blocks of width 384, 6 heads     10,675,200 parameters
     transformer_large     12 blocks of width 768, 12 heads   85,092,864 parameters
 
-A position sees itself and the positions before it. So padding at the end of a text changes no logits before it,
+A position attends to itself and to those before it. So padding at the end of a text changes no logits before it,
 and needs no mask; the logits of the padding itself mean nothing, and the loss leaves them out.
 
 Each block is one layer of the model, a functional model of its own, so the graph between blocks is a chain. A
-weight's path says where it is: 'block_0/attention/query/kernel'.
+weight's path contains its block: 'block_0/attention/query/kernel'.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class TransformerSize:
       heads: number of attention heads of a block; the width is a multiple of it.
 
     Raises:
-      UserError: a number below 1, or a width that the heads don't divide.
+      UserError: a number is below 1, or the width is not a multiple of the number of heads.
     """
 
     blocks: int
@@ -75,7 +75,7 @@ def transformer(size: TransformerSize, *, num_tokens: int, length: int, dropout:
     """Builds the network.
 
     Args:
-      size: its sizes.
+      size: the network's sizes.
       num_tokens: size of the vocabulary.
       length: number T of positions.
       dropout: share of the elements that training sets to 0 in the embeddings and in the output of each attention
@@ -103,7 +103,8 @@ def transformer(size: TransformerSize, *, num_tokens: int, length: int, dropout:
 def _positions(tokens: keras.KerasTensor, length: int) -> keras.KerasTensor:
     """int64 [1, T]: 0, 1, 2, ... One row for all texts, so that the table's gradient has T rows, not N * T.
 
-    A layer of the model needs a tensor that depends on the model's input. On a GPU the host would slice int32.
+    Made from `tokens`, because a layer needs a tensor that depends on the model's input. int64, because with a GPU
+    the host would slice int32.
     """
     return ops.subtract(np.arange(length), ops.zeros_like(ops.cast(tokens, "int64")[:1, :]))
 
@@ -115,7 +116,7 @@ def _block(name: str, size: TransformerSize, length: int, dropout: float) -> ker
     # The scope puts the block's name before the paths of its weights.
     with keras.name_scope(name):
         inputs = layers.Input((length, size.width), dtype=compute_dtype, name="inputs")
-        # No biases: that of the keys has no gradient but rounding errors, which Adam would amplify.
+        # No biases: the gradient of the keys' bias would be nothing but rounding errors, which Adam would amplify.
         attention = layers.MultiHeadAttention(
             size.heads,
             size.width // size.heads,
@@ -144,5 +145,5 @@ def _dropped(outputs: keras.KerasTensor, rate: float, name: str) -> keras.KerasT
 
 
 def _normal(size: TransformerSize) -> keras.initializers.Initializer:
-    """A new one for each layer: an initializer that is called twice would draw the same numbers."""
+    """An initializer for one layer: if it were called for two layers, it would draw the same numbers for both."""
     return keras.initializers.RandomNormal(stddev=0.5 / math.sqrt(size.width))

@@ -5,14 +5,14 @@
 
 prints one JSON line: images per second, and CPU seconds of all threads per step. The network: a 3x3 convolution
 with stride 4 to 8 channels, ReLU, and a dense layer to 10 classes; SGD with momentum. Each step computes the same
-batch, which is in memory. Of Keras, `Model.fit` is measured without its first epoch.
+batch, which is in memory. For Keras this measures `Model.fit`, without its first epoch.
 """
 
 import argparse
 import json
 import time
 
-# Steps for each of --steps, which are short.
+# Steps to run for each one of --steps, because steps are short.
 FACTOR = 50
 WARM_UP_SECONDS = 2.0
 RATE, MOMENTUM = 0.01, 0.9

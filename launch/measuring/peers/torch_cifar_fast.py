@@ -28,7 +28,7 @@ WIDTHS = (64, 256, 256)
 RATE, MOMENTUM, DECAY, BIAS_FACTOR = 1.5, 0.85, 0.0089, 64.0
 LOOKAHEAD_STEPS, LOOKAHEAD_DECAY = 5, 0.95**5
 TRIAL_STEPS, WARM_UP_STEPS = 2, 2
-# Between two waits for a GPU; its trials take as many.
+# Steps between two waits for a GPU; a trial of a variant has as many.
 GPU_STEPS = 10
 LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 FASTEST, CHOICES = "fastest", ("no", "yes")
@@ -111,7 +111,7 @@ class Steps:
             self.lookahead.update()
 
     def measure(self, count: int) -> dict:
-        """Seconds of a step, of each or, on a GPU, of each ten (it is awaited only then); CPU seconds per step."""
+        """Seconds per step, measured at each step, or on a GPU after every ten; CPU seconds per step."""
         seconds, cpu = [], time.process_time()
         each = 1 if self.device == "cpu" else GPU_STEPS
         for done in range(0, count, each):
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--compile", choices=(FASTEST, *CHOICES), default=FASTEST)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    # Only for GPUs, where ours does so too.
+    # For GPUs only, as Towers does there.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
     if FASTEST in (options.layout, options.compile):
         vars(options).update(fastest(options))
