@@ -222,6 +222,11 @@ def schedule_from_flags(num_steps: int) -> Schedule:
 
 
 def _piecewise(peak: float) -> Piecewise:
+    if not FLAGS.boundaries:
+        raise UserError(
+            "--schedule=piecewise without --boundaries: the learning rate would never change; give the steps at "
+            "which it changes, as --boundaries=1000,2000, or omit --schedule"
+        )
     try:
         boundaries = tuple(int(word) for word in FLAGS.boundaries)
     except ValueError:

@@ -127,7 +127,7 @@ def prepared_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilde
 
     Raises:
       NotPrepared: the set is not prepared there; the message says how to prepare it with and without a network.
-      UserError: the name does not have the form of TFDS's names, or TFDS's set has no such version or configuration.
+      UserError: the name does not have the form of TFDS's names, or the set has no such version or configuration.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"tfds:{name}: not a TFDS name; use a name like mnist, name/config or name:1.0.0")

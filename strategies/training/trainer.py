@@ -98,7 +98,7 @@ class Trainer:
         self._settings = dict(settings or {})
         self._figures = RunFigures()
         keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
-        self.directory = pathlib.Path(options.directory).absolute() if keeps else None
+        self.directory = pathlib.Path(options.directory).expanduser().absolute() if keeps else None
         steps = _STEPS_OF_A_DRY_RUN if options.dry_run else options.num_steps(strategy.steps_per_epoch)
         self._last_step = steps  # for a dry run preliminary, until `prepare` knows where the run begins
         own: list[Callback] = [self._figures]

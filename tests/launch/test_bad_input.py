@@ -85,6 +85,7 @@ CASES = {
         ["--schedule=piecewise", "--boundaries=x"],
         ("--boundaries=x", "steps separated by commas"),
     ),
+    "no boundary": (["--schedule=piecewise"], ("--schedule=piecewise without", "as --boundaries=1000,2000")),
     "a seed that is too large": (["--seed=99999999999"], ("seed=99999999999",)),
     "a profile of nonsense": (["--profile_steps=5"], ("--profile_steps=5", "FIRST:LAST")),
     "a profile of steps backwards": (["--profile_steps=9:5"], ("profile_steps=9:5", "FIRST < LAST")),

@@ -109,6 +109,10 @@ class TestArguments:
         with refused(*parts):
             Trainer(**{"strategy": shared_strategy(), "options": TrainerOptions(steps=1)} | changed)
 
+    def test_a_directory_in_the_home_folder(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert Trainer(shared_strategy(), TrainerOptions(steps=1, directory="~/run")).directory == tmp_path / "run"
+
 
 class _LengthUnknown:
     """A task whose number of examples is unknown."""
