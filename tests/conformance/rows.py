@@ -487,7 +487,7 @@ ROWS = (
         shares=(3.0, 1.0, 3.0, 1.0),
         accumulation=2,
         reference=TWO_MICROBATCHES,
-        # Several calls.
+        # Several calls between the workers in a pass.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000)),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=2,
@@ -535,7 +535,7 @@ ROWS = (
         ),
         accumulation=2,
         shares=(2.0, 1.0, 2.0, 1.0),
-        # Several calls.
+        # Several calls between the workers in a pass.
         ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
         options=(("clipping", Clipping(norm=0.05)),),
         num_workers=2,

@@ -20,9 +20,9 @@ PORT = 2222
 TIMEOUT_SECONDS = 6
 # Limit from the loss of a wire to the last worker's exit: the collective's timeout and the time to end.
 END_SECONDS = 3 * TIMEOUT_SECONDS
-# Each takes about four seconds on the slow wire.
+# Each step takes about four seconds on the slow wire.
 SLOW_STEPS = 2
-# The evaluation's batches are large, because each of them waits for all workers.
+# The evaluation has few, large batches, because each of them waits for all workers.
 SLOW_RUN = (f"--steps={SLOW_STEPS}", "--model=classic_cnn", "--eval_batch_size=256")
 
 

@@ -7,7 +7,7 @@ from tests.gpu.fresh_process import tower_devices
 
 
 def fallback_of_nccl() -> None:
-    """The replicas' sums meet on one device, and are right."""
+    """The replicas' sums are computed on one device, and are right."""
     strategy = mirrored(tower_devices())
     operations = strategy.extended._cross_device_ops
     assert isinstance(operations, tf.distribute.ReductionToOneDevice), operations
