@@ -17,7 +17,7 @@ def average(old, new, weights_of_towers):
 
 
 def by_index(states) -> list[dict]:
-    """New states from states in which everything changes."""
+    """States as `combined` takes new ones, by index; everything has changed."""
     return [dict(enumerate(state)) for state in states]
 
 
@@ -45,7 +45,7 @@ def test_constants_are_unchanged_bit_for_bit():
 
 
 def test_infinity_that_no_tower_changes_stays():
-    """As in a causal mask that is a frozen weight."""
+    """For example in a causal mask that is a frozen weight."""
     mask = tf.constant([0.0, -np.inf, 1e38])
     np.testing.assert_array_equal(average(mask, [mask] * 2, weights(3, 1)), mask)
 

@@ -106,12 +106,12 @@ def test_default_towers_have_the_fewest_cores_asked_for(cores, num_examples, cou
     [(6, 128, 3, 2), (48, 1024, 24, 2), (7, 192, 6, 1), (5, 128, 4, 1), (6, 256, 6, 1)],
 )
 def test_default_towers_leave_few_cores_idle(cores, num_examples, count, threads):
-    """But a tower of many threads is slower than its cores as towers of one thread each."""
+    """The balance: a tower of many threads is slower than as many towers of one thread."""
     assert default_towers(cores, num_examples) == count and threads_for(count, cores) == threads
 
 
 def default_of(cores: int) -> Devices:
-    """As `configure_devices` returns it on CPUs, without a number of towers."""
+    """The devices that `configure_devices` returns on CPUs without a number of towers."""
     return dataclasses.replace(cpus(cores), threads_per_tower=1, default_of_cores=cores)
 
 

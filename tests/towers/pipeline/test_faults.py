@@ -10,7 +10,7 @@ from towers.pipeline.schedule_csv import parse
 
 
 def written(*lines: str):
-    """The schedule that these lines of CSV say, with its faults."""
+    """The schedule of these lines of CSV, with its faults."""
     return parse("\n".join(lines), "test").schedule
 
 
