@@ -227,7 +227,7 @@ def write(file: pathlib.Path, found) -> None:
 
 
 def stay_until_all_waited(folder: pathlib.Path, num_waiting: int) -> None:
-    """Ends no worker early: its closed connections, or the heartbeats, would end the others' waits too soon.
+    """Keeps this worker alive: its closed connections, or the heartbeats, would end the others' waits too soon.
 
     A worker that crashes while it waits writes no file.
     """

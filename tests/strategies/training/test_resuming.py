@@ -34,7 +34,7 @@ from towers.updates.schedules import Constant, Cosine
 
 
 class TestResume:
-    """A run that is stopped and resumed ends with the same bits as a run that was not stopped."""
+    """A stopped and resumed run ends with the same bits as a run that was not stopped."""
 
     @pytest.fixture(scope="class")
     def undisturbed(self, request):
