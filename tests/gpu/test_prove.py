@@ -91,7 +91,7 @@ def test_a_signal_ends_the_part_and_packs_it(tmp_path, number):
         # The first line says which GPUs there are.
         _, folder = process.stdout.readline(), pathlib.Path(process.stdout.readline().strip())
         said = _text_when_written(folder / "hangs.txt")
-        # The earlier part is in the file already, so SIGKILL now would not lose it.
+        # The earlier part is in the file already: SIGKILL would not lose it.
         assert _packed(output, "first").strip() == "fine"
         process.send_signal(number)
         process.wait(60)

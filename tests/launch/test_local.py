@@ -363,7 +363,7 @@ while True:
         ]
 
     def test_a_stopped_process_is_the_cause(self, tmp_path):
-        """Its peer failed first, by a timeout. SIGTERM can't end a stopped process, so that is killed at once."""
+        """Its peer failed first, by a timeout. SIGTERM can't end a stopped process: it is killed at once."""
         program = """
 if index == 1:
     mark("stopped")

@@ -391,7 +391,7 @@ class MakesItsFunctions(keras.Model):
     ],
 )
 def test_a_model_with_steps_of_its_own_is_refused(kind, method):
-    """No mode calls a model's own step methods: it would train with another loss than its author thinks."""
+    """No mode calls such steps: the model would train with another loss than its author thinks."""
 
     def build():
         inputs = keras.Input(X.shape[1:])

@@ -79,7 +79,7 @@ def test_first_takes_the_first_towers_state():
 
 
 def test_synced_averages_what_the_towers_did_not_exchange():
-    """Such as a mean that a layer of a user's own holds."""
+    """For example a mean in a user's own layer."""
     found = [
         batch_stats.combined([OLD], by_index([value] for value in NEW), weights(1, 5, 5), name)[0]
         for name in ("synced", "average")

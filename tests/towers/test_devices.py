@@ -134,7 +134,7 @@ def test_the_advice_uses_all_cores_or_is_left_out():
 
 
 class Gpus:
-    """Stands in for TensorFlow's functions on GPUs, which need some: what they were called with.
+    """Stands in for TensorFlow's functions that need GPUs, and records their arguments.
 
     Attributes:
       visible, growing: names of the GPUs that are visible, and of those whose memory grows.

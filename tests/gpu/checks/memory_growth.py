@@ -20,7 +20,7 @@ def a_process_leaves_the_rest_of_the_gpu() -> None:
     with tf.device(devices.towers[0]):
         assert float(tf.reduce_sum(tf.matmul(tf.ones([64, 64]), tf.ones([64, 64])))) == 64.0**3
     after = _used_mib()
-    # In a container the driver may not know the process by its number here.
+    # In a container the driver may not know the process by this id.
     used = after.get(str(os.getpid())) or after["all"] - before["all"]
     print(f"the process uses {used} MiB")
     assert 0 < used < _ALLOWED_MIB

@@ -121,7 +121,7 @@ def test_all_tasks_get_a_secret_that_is_drawn_for_the_job(tmp_path, monkeypatch)
 
 @pytest.mark.full
 def test_requeues_without_a_new_checkpoint_end(tmp_path):
-    """For example of a job whose time limit is too short to start; a new checkpoint allows five more requeues."""
+    """As when a job's time limit is too short for its start; a new checkpoint allows five more requeues."""
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     for number, step in enumerate((90, 100)):

@@ -1,4 +1,4 @@
-"""Which GPUs of a machine are a process's own. Nothing here needs a GPU: their number is an argument."""
+"""Which GPUs of a machine are a process's own. These tests need no GPU: the number is an argument."""
 
 import pytest
 

@@ -35,7 +35,7 @@ def devices(blocks, num_devices: int) -> list[tuple[int, ...]]:
         ([block(3, 5, 4, 2)], 3, [(2, 0, 1, 2)]),
         # The first device computes the branches that stay.
         ([block(3, 5, 4, stays=1)], 2, [(0, 1, 0)]),
-        # If devices would finish equally early, the one with less work before gets the branch.
+        # Of devices with equal work, the one with less assigned before gets the branch.
         ([block(5, 1), block(5, 1)], 2, [(0, 1), (1, 0)]),
     ],
     ids=str,

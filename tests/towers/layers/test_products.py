@@ -95,7 +95,7 @@ def test_as_keras(shape, make, policy):
         ((64, 64, 1), layers.Conv2D(2, 1, dtype="mixed_bfloat16")),
         ((4096, 1), layers.Dense(2, dtype="mixed_bfloat16")),
         ((4096, 1), layers.EinsumDense("abc,cd->abd", (None, 2), bias_axes="d", dtype="mixed_bfloat16")),
-        # As in an attention with one head.
+        # As in attention with one head.
         ((4096, 1), layers.EinsumDense("abc,cde->abde", (None, 1, 2), bias_axes="de", dtype="mixed_bfloat16")),
     ],
     ids=["convolution", "dense", "einsum", "one head"],

@@ -30,7 +30,7 @@ def pooled(images):
 
 @pytest.mark.parametrize(
     "onednn, kept, needed",
-    # Pooled [32, 16, 16, 64] floats: a byte of each is kept, or the gradient needs the maxima and their indices.
+    # For each of [32, 16, 16, 64] pooled floats a byte is kept, or the gradient needs the maximum and its index.
     [(True, 0.5, 0), (False, 0, 2 + 4)],
 )
 def test_max_pooling(monkeypatch, onednn, kept, needed):

@@ -55,7 +55,7 @@ def layer_model(shape, **options) -> keras.Model:
 
 
 def drawn(shape, mean=2.0) -> tf.Tensor:
-    """Random inputs with a mean far from 0, as real ones have."""
+    """Random inputs whose mean is not 0, as of real ones."""
     return tf.constant(np.random.default_rng(1).normal(mean, 3.0, shape), tf.float32)
 
 
