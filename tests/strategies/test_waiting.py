@@ -105,7 +105,7 @@ class TestWaiting:
 
 
 class TestWords:
-    """Waiting processes tell each other a word, such as their engine, which must be the same."""
+    """Waiting processes tell each other a word, such as their engine's name; the words must be equal."""
 
     @staticmethod
     def both_wait(words) -> list[Exception | None]:

@@ -1,4 +1,4 @@
-"""The vectors of a server: each update is applied once and as the rule says, also when several come at once."""
+"""The vectors of a server: each update is applied once and by the rule, also when several arrive at once."""
 
 import itertools
 
