@@ -218,6 +218,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # An exception, so that no process stays behind.
+    # SIGTERM raises an exception, so that no process stays behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -73,7 +73,7 @@ def test_four_hosts_one_of_them_on_a_slow_wire(tmp_path):
 
 
 def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int) -> list[Ended]:
-    """Pulls one host's wire after step 10; returns how the workers ended, which they must do in time."""
+    """Pulls one host's wire after step 10; the workers must end in time. Returns how they ended."""
     with ring(network, cwd, f"--collective_timeout_seconds={TIMEOUT_SECONDS}") as workers:
         wait_for(cwd / "run" / "checkpoints" / "step-10.index", workers.processes[0])
         network.pull(lost)

@@ -1,4 +1,4 @@
-"""Copies of a user's built model: those that compute the same, and those that are refused."""
+"""Copies of a user's built model: which compute the same, and which are refused."""
 
 import keras
 import numpy as np

@@ -263,7 +263,7 @@ print(json.dumps({{
 
 @pytest.fixture
 def in_new_process(tmp_path):
-    """A function: devices and threads of a new process that called `configure_devices(arguments)` and computed."""
+    """A function that returns devices and threads of a new process after `configure_devices(arguments)`."""
 
     def found(arguments: str) -> dict:
         (tmp_path / "program.py").write_text(PROGRAM.format(arguments=arguments))

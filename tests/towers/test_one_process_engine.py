@@ -366,7 +366,7 @@ def test_fused_batch_norm_off_gives_the_same_numbers():
 
 @pytest.mark.full
 def test_xla_gives_the_same_numbers():
-    """One tower's are compared in `tracing/test_drawn_numbers.py`."""
+    """For several towers; `tracing/test_drawn_numbers.py` compares those of one tower."""
     found = []
     for xla in (False, True):
         strategy = trainer_of(dense_task(8, batch_size=6), 3, xla=xla)

@@ -27,7 +27,7 @@ def a_process_leaves_the_rest_of_the_gpu() -> None:
 
 
 def _used_mib() -> dict[str, int]:
-    """MiB that the driver counts by process, and of the first visible GPU in all."""
+    """MiB in use, as the driver counts them: by process, and in all on the first visible GPU."""
     first, *_ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     processes = _asked("--query-compute-apps=pid,used_memory")
     (memory,) = _asked("--query-gpu=memory.used", f"--id={first}")

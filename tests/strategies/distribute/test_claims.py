@@ -48,7 +48,7 @@ def test_a_step_that_runs_twice_is_applied_and_counted_once():
 
 
 def test_a_step_whose_worker_died_between_claim_and_count_is_counted_by_the_next_try():
-    """Nobody knows whether its update was applied, so it is not applied again."""
+    """Whether its update was applied is unknown, so it is not applied again."""
     claims = begun()
     assert step(claims, 0, since=0)
     assert claims.claim("run", 1, 0, True)[0]

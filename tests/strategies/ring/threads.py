@@ -163,7 +163,7 @@ class WorkersInThreads:
         return [graph for engine in self.engines for graph in engine.towers[0].traced.graphs.values()]
 
     def train(self, num_steps: int, rate: float = 0.1) -> None:
-        """Some steps on all workers at the same time."""
+        """Trains some steps on all workers at the same time."""
 
         def steps(engine: RingEngine, rank: int) -> None:
             for _ in range(num_steps):

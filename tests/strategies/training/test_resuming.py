@@ -1,4 +1,4 @@
-"""Runs that resume: from which step, with which bits, and what they say about it."""
+"""Runs that resume: from which step, with which bits, and what they print about it."""
 
 import contextlib
 import dataclasses

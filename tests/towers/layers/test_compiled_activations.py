@@ -178,7 +178,7 @@ def test_padded_sizes(count):
 
 def test_there_are_few_padded_sizes():
     counts = tf.range(10_000, 80_000, 7, dtype=tf.int64)
-    # In a graph: eagerly map_fn is a loop in Python, of 45 seconds.
+    # In a graph: eagerly map_fn is a loop in Python that takes 45 seconds.
     found = tf.function(lambda: tf.map_fn(padded_size, counts))()
     assert len(set(found.numpy().tolist())) <= 3 * 4 + 1
 

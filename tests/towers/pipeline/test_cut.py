@@ -1,4 +1,4 @@
-"""Cuts: the smallest possible largest stage, compared with all cuts there are."""
+"""Cuts make the largest stage as small as possible: a comparison with all possible cuts."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What is wrong with a schedule is found, named and marked in the drawing."""
+"""Faults of a schedule are found, named and marked in its drawing."""
 
 import pytest
 
