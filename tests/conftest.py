@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from tests import tiers
 
-# TensorFlow reads it while it is imported.
+# TensorFlow reads this variable while it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection(session):
-    """All that is imported stays: Python need not look for garbage in it, now or later."""
+    """Imported objects stay, so Python need not look for garbage among them, now or later."""
     gc.disable()
 
 
@@ -67,9 +67,9 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="module", autouse=True)
 def collected_garbage():
-    """Collects the graphs of a file's tests. They are cycles, which Python frees late and all at once.
+    """Collects the graphs of a file's tests: they are cycles, which Python would free late and all at once.
 
-    What is left belongs to registries, and stays: to look through it after each file took a sixth of the time.
+    What is left belongs to registries and is frozen: looking through it after each file took a sixth of the time.
     """
     yield
     gc.collect()

@@ -1,7 +1,7 @@
-"""Lints and checks the format of the whole tree, with the settings that stand in setup.cfg.
+"""Lints and checks the format of the whole tree, with the settings in setup.cfg.
 
 python -m tests.lint          prints ruff's findings; exit code 0 when there are none
-python -m tests.lint --fix    mends what ruff can mend
+python -m tests.lint --fix    fixes what ruff can fix
 """
 
 import configparser

@@ -17,7 +17,7 @@ BELOW = {
     "strategies": {"towers"},
     "launch": {"towers", "models", "strategies"},
 }
-# Sets the variable that TensorFlow reads when it is imported: a program of a user's own may import no other room.
+# This file sets the variable that TensorFlow reads at its import: a user's own program may import no other room.
 SETS_ENVIRONMENT = pathlib.Path("towers/hardware/fast_kernels.py")
 # A flag with its dashes (the name may follow in an f-string's braces), or a command of launch/.
 FLAG_OR_COMMAND = re.compile(r"(?<![\w-])--([a-z]|$)|python3? -m launch")

@@ -43,7 +43,7 @@ def test_example_runs(example, tmp_path):
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """What links to parts of a page may name: headings, as GitHub spells them, and names that the page gives."""
+    """The anchors of a page: its headings, as GitHub spells them, and the ids that it defines."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

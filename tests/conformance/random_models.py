@@ -16,12 +16,12 @@ KINDS = ("images", "vectors", "tokens", "sequences", "images and tokens")
 
 @dataclasses.dataclass(frozen=True)
 class RandomModel:
-    """A model that a seed decides.
+    """A random model, determined by a seed.
 
     Attributes:
-      seed: decides the layers.
-      kind: what it takes, one of KINDS.
-      has_branches: whether its images pass through parallel convolutions.
+      seed: determines the layers.
+      kind: kind of the inputs, one of KINDS.
+      has_branches: whether images pass through parallel convolutions.
     """
 
     seed: int
@@ -33,7 +33,7 @@ class RandomModel:
         return _Builder(np.random.default_rng(self.seed)).model(self)
 
     def task(self, draw: np.random.Generator, num_workers: int = 1) -> OwnTask:
-        """Random examples for so many workers, often with a last batch that is much smaller than the others."""
+        """A task with random examples for all workers; its last batch is often much smaller than the others."""
         bounds = (18, 40), (7, 30), (6, 15)
         train, held_out, batch_size = (num_workers * int(draw.integers(*each)) for each in bounds)
         is_weighted = draw.random() < 0.5
@@ -174,7 +174,7 @@ class _Builder:
         return self._after(layer(inputs))
 
     def _after(self, outputs):
-        """Perhaps a normalisation, and an activation."""
+        """Adds an activation, in most cases after a normalisation, and rarely a dropout."""
         kind = self._draw.choice(["batch", "batch", "layer", "groups", "none", "none"])
         if kind == "batch":
             outputs = self._named(layers.BatchNormalization, momentum=0.8, scale=self._happens(0.8))(outputs)

@@ -2,10 +2,10 @@
 
     python -m launch.local --chief --workers=2 --ps=2 -- python -m tests.conformance.random_server_trials NUMBER
 
-makes one trial, which the number decides, so that a refused model can't leave a group half-way: synchronous, or
-workers that take turns, on our own servers. With one worker (`--workers=1`) asynchronous steps are exact too, and
-are tried on both engines. The chief prints what `random_trials` prints. Exit code 1 if the trial differs by more
-than rounding.
+runs the one trial that NUMBER determines (only one, so that a refused model can't leave a group half-way): on our
+own servers, with synchronous workers or with workers that take turns. With one worker (`--workers=1`) asynchronous
+steps are exact too, and are tried on both engines. The chief prints what `random_trials` prints. Exit code 1 if
+the trial differs by more than rounding.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from tests.towers.logical_cpus import cpus
 from towers.device_setup import configure_devices
 from towers.errors import UserError
 
-# Before the others notice that a process has refused the model.
+# Time until the others notice that a process has refused the model.
 _SILENCE_SECONDS = 30.0
 
 
 def take_part(number: int, membership: ServersMembership) -> Found | None:
-    """This process's part in a trial; what was found, at the chief."""
+    """Runs this process's part of a trial; returns the result at the chief, None elsewhere."""
     draw = np.random.default_rng(number)
     servers = _random_servers(draw, membership.num_workers)
     num_sharing = membership.num_workers if servers.is_sync else 1

@@ -1,9 +1,9 @@
-"""Trains random models in random modes and compares each with one device. A search for what nobody thought of.
+"""Trains random models in random modes and compares each with one device, to find faults that no test expects.
 
     python -m tests.conformance.random_trials --first=0 --count=100
 
-prints a line for each trial, which its number decides: the largest difference, or why the mode refuses the model.
-Exit code 1 if a trial differs by more than rounding or fails. As the workers of a ring they try rings:
+prints a line for each trial: the largest difference, or why the mode refuses the model. A number determines its
+trial. Exit code 1 if a trial differs by more than rounding or fails. Started as a ring's workers, it tries rings:
 
     python -m launch.local --workers=2 -- python -m tests.conformance.random_trials --count=100
 """
@@ -57,9 +57,9 @@ class Found:
     """How a trial ended.
 
     Attributes:
-      mode: strategy and grid, for a person.
+      mode: strategy and grid, as text.
       difference: the largest relative difference from one device; None if the mode refuses the model.
-      text: the variable that differs most, or why it is refused.
+      text: the variable that differs most, or why the mode refuses the model.
     """
 
     mode: str
@@ -76,11 +76,11 @@ class Found:
 
 
 def trial(number: int, ring: Ring | None = None) -> Found:
-    """Trains and evaluates in one mode and on one device. Raises what no mode should raise.
+    """Trains and evaluates in one mode and on one device. Raises any error but a mode's refusal.
 
     Args:
-      number: decides everything, on all workers of a ring.
-      ring: of several workers, to try rings; None for all modes of a process.
+      number: determines everything, on all workers of a ring.
+      ring: a ring of several workers, to try rings; None for all modes of one process.
     """
     draw = np.random.default_rng(number)
     has_branches = bool(draw.random() < 0.3)
@@ -106,7 +106,7 @@ def _leg(
     ring: Ring | None = None,
     folder: str | None = None,
 ) -> Found:
-    """Trains in a random mode and on one device; with a folder from the checkpoints in it, and saves others."""
+    """Trains in a random mode and on one device. With a folder, starts from its checkpoints and saves new ones."""
     rings = ["ring", "ring of groups"]
     names = rings if ring else ["towers", "mirrored", *rings, *_AXES]
     name = str(draw.choice([name for name in names if has_branches or name != "branches"]))
@@ -149,7 +149,7 @@ class _Saved:
 
 
 def compared(mode: str, strategy: Strategy, reference: Strategy, num_steps: int) -> Found:
-    """Trains so many steps and evaluates with both."""
+    """Trains `num_steps` steps and evaluates with both strategies; the largest difference."""
     worst = differences(strategy, reference, num_steps)[0]
     found, expected = strategy.evaluate(), reference.evaluate()
     apart = max(abs(found[key] - expected[key]) / max(abs(expected[key]), 1e-6) for key in expected)
@@ -173,7 +173,7 @@ def _devices(draw: np.random.Generator, name: str, axis: str, *, has_others: boo
             name, [{}]
         )
         devices, grid = cpus(int(draw.integers(1, 4)), **spreads[draw.integers(len(spreads))]), ""
-    # Each may be as on GPUs, or with the kernels of an AVX2 CPU.
+    # Devices may work as GPUs do, or with the kernels of an AVX2 CPU.
     as_on_gpus = {"masks": bool(draw.random() < 0.25), "input_on_towers": bool(draw.random() < 0.2)}
     tuned = {"cpu_instructions": frozenset(["avx2"]), "threads_per_tower": 1} if draw.random() < 0.3 else {}
     return dataclasses.replace(devices, **as_on_gpus, **tuned), grid

@@ -47,7 +47,7 @@ def outcome_of_reference(
 
 
 def outcomes_of_row(row: Row, trial: Trial) -> list[Outcome]:
-    """The outcomes of a trial. The processes of a row run once, for the trials of this run of pytest."""
+    """The outcomes of a trial. The processes of a row run once, for all trials of this run of pytest."""
     only_quick = not tiers.runs_full
     if row.ring is not None:
         return outcomes_by_rank(row, only_quick)[0][trial]

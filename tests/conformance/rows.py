@@ -42,7 +42,7 @@ class Reference:
 
 UNDIVIDED = Reference()
 FOUR_MICROBATCHES = Reference(microbatches_with_batch_norm=4)
-# Most rows of several processes accumulate over two: each process traces every microbatch anew.
+# Most rows of several processes have only two microbatches, because each process traces every microbatch.
 TWO_MICROBATCHES = Reference(microbatches_with_batch_norm=2)
 
 
@@ -59,20 +59,20 @@ class Row:
       ring: options of a ring; None for other strategies.
       servers: options of parameter servers; None for other strategies.
       num_workers, num_servers: number of processes.
-      options: further options of the step, as (name, value); the one device has them too.
+      options: further options of the step, as (name, value); the one device gets them too.
       batch_stats: 'average' if the mode cannot sync statistics over the batch; the reference then computes the
         same parts.
       devices, tower_shares: devices and shares of each worker of parameter servers.
       late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
-      in_quick: whether the quick tests run this row. They try the task that has everything at once, as the full
-        tests do with every row.
-      transformer: whether the full tests try the transformer with it too, which has tied weights.
-      branches: whether the full tests try the network with branches with it too.
-      every_task: whether the full tests try every task with it.
+      in_quick: whether the quick tests run this row, on the task that has everything at once. The full tests run
+        every row on that task.
+      transformer: whether the full tests also try the transformer, which has tied weights.
+      branches: whether the full tests also try the network with branches.
+      every_task: whether the full tests try every task.
       every_trial: whether the full tests also try the transformer, a batch that is not finite and statistics of
-        the first part with it.
-      float32: whether the full tests also try float32 with it.
-      not_finite_in_quick: whether the quick tests try a batch that is not finite with it too.
+        the first part.
+      float32: whether the full tests also try float32.
+      not_finite_in_quick: whether the quick tests also try a batch that is not finite.
     """
 
     name: str
@@ -487,7 +487,7 @@ ROWS = (
         shares=(3.0, 1.0, 3.0, 1.0),
         accumulation=2,
         reference=TWO_MICROBATCHES,
-        # Several calls.
+        # Several calls between the workers in a pass.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000)),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=2,
@@ -535,7 +535,7 @@ ROWS = (
         ),
         accumulation=2,
         shares=(2.0, 1.0, 2.0, 1.0),
-        # Several calls.
+        # Several calls between the workers in a pass.
         ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
         options=(("clipping", Clipping(norm=0.05)),),
         num_workers=2,

@@ -1,16 +1,16 @@
-"""Trains a state of 4 GiB in processes that are each held to less, saves it, and resumes it; needs root and Linux.
+"""Trains a state of 4 GiB in processes limited to less memory each, saves and resumes it; needs root and Linux.
 
 python -m tests.conformance.state_larger_than_a_process [--state_gib=4] [--limit_gib=3] [--servers=3]
 
 The model is the recommender of drawn clicks: eight tables, Adam, so a third of the state is parameters.
 Each process runs in a memory control group of its own (version 1) with that limit. The kernel enforces it: it
 kills a process that needs more. The processes are forks of one that has imported TensorFlow, so some 0.2 GiB of
-imported objects are beside the limit. First one process trains alone in such a group, and must be killed. Then the
-chief, a worker and the servers train until a checkpoint is written, and end by SIGTERM; the same command resumes.
+imported objects don't count. First one process trains alone in such a group, and must be killed. Then the chief, a
+worker and the servers train until a checkpoint is written, and end by SIGTERM; the same command resumes.
 
-Prints a line for each process: the most resident memory that it had at a time, shared libraries included. It exits
-with 1 if the process alone was not killed, or if a process of the cluster was. With 4 GiB it takes some minutes,
-9 GiB of memory and 12 GiB of disk.
+Prints a line for each process: its peak resident memory, shared libraries included. Exits with 1 if the process
+alone was not killed, or if a process of the cluster was. With 4 GiB it takes some minutes, 9 GiB of memory and
+12 GiB of disk.
 """
 
 import argparse
@@ -39,15 +39,15 @@ _POLL_SECONDS = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is tried.
+    """The settings of a trial.
 
     Attributes:
       state_bytes: parameters and slots of all tables.
-      limit_bytes: the most memory of each process.
+      limit_bytes: memory limit of each process.
       servers: number of servers.
       directory: folder of the run.
       nursery: starts the processes.
-      timeout_seconds: for each part of the trial.
+      timeout_seconds: time limit of each part of the trial.
     """
 
     state_bytes: int
@@ -70,7 +70,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, the most resident memory that it had, and what it wrote."""
+    """How a process ended: its exit code, its peak resident memory, and its output."""
 
     code: int
     peak_bytes: int
@@ -96,15 +96,15 @@ class Limited:
         self._peak_bytes = 0
 
     def look(self) -> bool:
-        """Notes its memory; whether it runs."""
-        # One that has ended has no status, or one without memory.
+        """Records the process's memory; returns whether it runs."""
+        # A process that has ended has no status file, or one without memory.
         with contextlib.suppress(OSError, TypeError):
             status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
             self._peak_bytes = max(self._peak_bytes, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024)
         return self.process.poll() is None
 
     def ended(self) -> Ended:
-        """Kills it if it runs, and removes its group."""
+        """Kills the process if it runs, and removes its group."""
         if self.process.poll() is None:
             self.process.kill()
         code = self.process.wait(20)
@@ -115,7 +115,7 @@ class Limited:
 
 
 def alone(trial: Trial) -> Ended:
-    """One process with all of the state, until it ends or has written a checkpoint."""
+    """Runs one process with all of the state until it ends or has written a checkpoint."""
     running = Limited("alone", trial, trial.command("--strategy=towers"), {})
     try:
         _wait(trial, [running], after_step=-1)
@@ -125,7 +125,7 @@ def alone(trial: Trial) -> Ended:
 
 
 def together(trial: Trial, *, after_step: int = -1) -> tuple[int, dict[str, Ended]]:
-    """Chief, worker and servers, until a later step than `after_step` is saved; the step, and all ends."""
+    """Runs chief, worker and servers until a step after `after_step` is saved; that step, and how each ended."""
     names = ["chief:0", "worker:0", *(f"ps:{index}" for index in range(trial.servers))]
     addresses = dict(zip(names, free_addresses(len(names)), strict=True))
     cluster: dict[str, list[str]] = {}
@@ -151,7 +151,7 @@ def together(trial: Trial, *, after_step: int = -1) -> tuple[int, dict[str, Ende
 
 
 def _wait(trial: Trial, running: Sequence[Limited], *, after_step: int) -> None:
-    """Waits for a checkpoint of a later step, or until a process has ended."""
+    """Waits for a checkpoint after `after_step`, or until a process has ended."""
     deadline = time.monotonic() + trial.timeout_seconds
     while all([one.look() for one in running]) and saved_step(trial) <= max(after_step, 0):
         if time.monotonic() > deadline:
@@ -218,6 +218,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # An exception, so that no process stays behind.
+    # SIGTERM raises an exception, so that no process stays behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

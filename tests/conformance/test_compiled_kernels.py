@@ -74,7 +74,7 @@ MODES = {
 
 @pytest.fixture(scope="module")
 def expected():
-    """Of TensorFlow's own kernels on one device."""
+    """The parameters that TensorFlow's own kernels give on one device."""
     strategy = towers(cpus(1), tuned_for_cpu=False, fused_batch_norm=False)(convolutional())
     strategy.run_steps(NUM_STEPS)
     return parameters_of(strategy)

@@ -1,4 +1,4 @@
-"""A few of the random trials, which the program `random_trials` makes for as long as one likes."""
+"""A few random trials; the program `random_trials` runs any number of them."""
 
 import pytest
 

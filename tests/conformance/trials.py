@@ -50,13 +50,13 @@ def twenty_steps(task: SmallTask, batch_stats: str, others: tuple[tuple[str, obj
     return Trial(task, batch_stats=batch_stats, others=others)
 
 
-# Each part has its own statistics, and those of the first one are kept. Three steps are an epoch, whose last batch
+# Each part has its own statistics, and those of the first part are kept. Three steps are an epoch; its last batch
 # has one example.
 FIRST_PARTS_STATISTICS = Trial(BATCH_NORM_LAST_1, (3,), batch_stats="first")
 
 
 def not_finite(batch_stats: str) -> Trial:
-    """The second batch is not finite: of it only the last part, or with synced statistics every part."""
+    """The second batch is not finite: only its last part, or with synced statistics every part."""
     return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
 
 
@@ -85,13 +85,13 @@ def trials_of(row: Row, only_quick: bool) -> list[Trial]:
 
 
 def policies_to_try(row: Row) -> Sequence[str]:
-    """The policies for statistics with which a batch is tried that is not finite."""
+    """The policies for statistics with which the trials use a batch that is not finite."""
     both = has_several_parts(row) and row.batch_stats != "average"
     return (row.batch_stats, "average") if both else (row.batch_stats,)
 
 
 def has_several_parts(row: Row) -> bool:
-    """Whether there are statistics to choose from."""
+    """Whether there are several parts, among whose statistics a policy chooses."""
     return len(row.shares) > 1
 
 

@@ -1,4 +1,4 @@
-"""Tests that need a GPU. Without one each is skipped by its name."""
+"""Tests that need a GPU. Without one, each is reported as skipped."""
 
 import pytest
 import tensorflow as tf

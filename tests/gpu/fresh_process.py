@@ -13,10 +13,10 @@ import subprocess
 import sys
 
 STAND_IN = os.environ.get("TOWERS_GPU_TESTS_ON") == "cpu"
-# Of each half of the GPU.
+# Memory of each half of the GPU.
 _HALF_MIB = 3072
 _TIMEOUT_SECONDS = 240
-# Checks without deterministic operations: a cross-entropy then looks labels up, and finds 0 for a wrong one.
+# Checks without deterministic operations: a deterministic cross-entropy finds 0, not NaN, for a wrong label.
 _AS_BY_DEFAULT = ("a_label_out_of_range_is_named", "several_steps")
 
 
@@ -58,7 +58,7 @@ def _configure(*, deterministic: bool) -> None:
 
 
 def main(subject: str, check: str, argument: str) -> None:
-    # The check of memory growth makes its own devices.
+    # The check of memory growth configures its own devices.
     if subject != "memory_growth":
         _configure(deterministic=check not in _AS_BY_DEFAULT)
     module = importlib.import_module(f"tests.gpu.checks.{subject}")

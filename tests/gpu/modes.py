@@ -11,7 +11,7 @@ from towers.options import StepOptions
 from towers.updates.rules import Adam
 from towers.updates.schedules import Constant
 
-# Fields of `Devices`, of the step or of the task, or the strategy's name.
+# By mode: fields of `Devices`, of the step or of the task, or the strategy's name.
 MODES: Mapping[str, Mapping[str, object]] = {
     "central": {},
     "parameters on the first device": {"parameters": 0},
@@ -32,12 +32,12 @@ MODES: Mapping[str, Mapping[str, object]] = {
 
 
 def strategy_of(mode: str, devices: Devices, precision: str = "float32", **given) -> Strategy:
-    """The strategy of a mode with its towers on those of `devices`; the task has batch norm and augmentation.
+    """The strategy of a mode on the towers of `devices`; the task has batch norm and augmentation.
 
     Args:
       mode: one of `MODES`.
       devices: the towers' devices.
-      precision: of the step.
+      precision: precision of the step.
       **given: other arguments of `build_strategy`.
     """
     fields = dict(MODES[mode])

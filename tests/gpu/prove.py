@@ -1,4 +1,4 @@
-"""Runs all that only a GPU can prove, and packs what it said into one file: doctor, tests, benchmark.
+"""Runs everything that only a GPU can prove (doctor, tests, benchmark) and packs the outputs into one file.
 
     python -m tests.gpu.prove --output=gpu-proof.tar.gz
     python -m tests.gpu.prove -- --rounds=1 --peers=PEERS --torch=TORCH/bin/python
@@ -29,12 +29,12 @@ from strategies.atomic_write import write_atomically
 from towers.hardware.gpus import memory_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# How a part that is over its time ends, and how long each signal gets. pytest-xdist waits 10 s for processes that
-# a hung kernel holds, and with four of them said after 13 s why tests failed (two cores); on a busy machine later.
-# A GPU's driver can hold a killed process back: the other parts still run.
+# The signals that end a part over its time limit, and the wait after each. pytest-xdist waits 10 s for processes
+# that a hung kernel holds; with four of them it printed after 13 s why tests failed (two cores), on a busy machine
+# later. A GPU's driver can keep a killed process alive: the other parts still run.
 _ENDING = ((signal.SIGINT, 40.0), (signal.SIGTERM, 15.0), (signal.SIGKILL, 30.0))
 _LOOK_SECONDS = 120.0
-# In a container the driver counts no memory by process, so this test compares what all processes use.
+# In a container the driver counts no memory by process, so this test measures what all processes use together.
 _ALONE = "tests/gpu/test_memory_growth.py"
 
 
@@ -54,17 +54,17 @@ class Part:
 
 
 def parts(results: pathlib.Path, seconds: float, of_benchmark: Sequence[str]) -> list[Part]:
-    """What is run, in order.
+    """The parts to run, in order.
 
     Args:
       results: the folder that the benchmark writes into.
-      seconds: the limit of the tests, and of the benchmark.
+      seconds: time limit of the tests, and of the benchmark.
       of_benchmark: further flags of the benchmark.
     """
     # Each check starts a process of its own, and takes at most 7 GiB of the first GPU.
     at_once = (f"--numprocesses={_num_at_once()}", "--dist=worksteal")
     tests = ("-m", "pytest", "-m", "gpu", "-v", "-rA")
-    # A row that hangs leaves the others time.
+    # Half of the time, so that a row that hangs leaves time for the others.
     measured = ("--group=gpu", "--rounds=2", f"--row_timeout_seconds={seconds / 2:g}", f"--output={results}")
     benchmark = ("-m", "launch.benchmark", *measured, *of_benchmark)
     return [
@@ -76,13 +76,13 @@ def parts(results: pathlib.Path, seconds: float, of_benchmark: Sequence[str]) ->
 
 
 def _num_at_once() -> int:
-    """As many tests as cores and the GPU's memory allow: a check has two halves of 3 GiB, and CUDA's own."""
+    """As many tests as cores and the GPU's memory allow: a check takes two halves of 3 GiB, and CUDA's memory."""
     memory = memory_bytes(0) or 0
     return max(1, min(len(os.sched_getaffinity(0)) // 2, memory // (8 << 30)))
 
 
 def run(part: Part, folder: pathlib.Path) -> dict:
-    """Runs a part; its output goes to NAME.txt in the folder. Returns what happened; leaves no process."""
+    """Runs a part, with its output in FOLDER/NAME.txt; leaves no process. Returns its entry in the report."""
     started = time.monotonic()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with open(folder / f"{part.name}.txt", "wb") as output:
@@ -121,7 +121,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def gpus(seconds: float = _LOOK_SECONDS) -> list[str]:
-    """The GPUs that TensorFlow finds in time, from a process of its own, which then leaves them alone."""
+    """The GPUs that TensorFlow finds in time, in a process of its own, which frees them when it ends."""
     program = "import tensorflow as tf; print([gpu.name for gpu in tf.config.list_physical_devices('GPU')])"
     try:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=seconds)
@@ -145,7 +145,7 @@ def prove(output: pathlib.Path, found: list[str], parts_for: Callable[[pathlib.P
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
             for part in parts_for(folder):
-                # Before each part: a file that can't be written ends this at once, and SIGKILL loses one part.
+                # Before each part: if the file can't be written, this fails at once; SIGKILL loses one part only.
                 _pack(folder, report, output)
                 report["parts"][part.name] = said = run(part, folder)
                 print(f"{part.name}: exit code {said['exit_code']}, {said['seconds']} s", flush=True)
@@ -165,16 +165,16 @@ def _pack(folder: pathlib.Path, report: dict, output: pathlib.Path) -> None:
 
 
 def end_on_signals() -> None:
-    """SIGTERM and, unless it is ignored, SIGHUP, as of a closed terminal, end this process after it has packed."""
+    """SIGTERM, and SIGHUP (a closed terminal) unless it is ignored, end this process after it has packed."""
     signal.signal(signal.SIGTERM, _end_by_signal)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _end_by_signal)
-    # A shell's background job ignores it, and so would the parts.
+    # A shell's background job ignores SIGINT, and so would the parts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end_by_signal(number: int, _) -> None:
-    """Ends as `finally` clauses want it: they end the part and pack what it said."""
+    """Exits through the `finally` clauses, which end the part and pack its output."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 

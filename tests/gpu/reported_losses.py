@@ -5,6 +5,6 @@ import pathlib
 
 
 def reported_losses(directory: pathlib.Path) -> list[float]:
-    """Of training and evaluations, in the order of the file."""
+    """Losses of training and evaluations, in the order of the file."""
     lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if "loss" in line]

@@ -10,7 +10,7 @@ from tests.gpu.fresh_process import STAND_IN, run_check
 from tests.gpu.reported_losses import reported_losses
 
 pytestmark = pytest.mark.gpu
-# As in `tests.gpu.checks.numbers`.
+# The tolerance of `tests.gpu.checks.numbers`.
 _TOLERANCE = 2e-3
 _TIMEOUT_SECONDS = 240
 
@@ -24,7 +24,7 @@ def test_mirrored_on_one_of_two_logical_gpus():
 
 
 def test_a_ring_of_two_processes_with_a_gpu_each_over_tcp(tmp_path):
-    """Beside the same ring on CPUs."""
+    """Its losses are near those of the same ring on CPUs."""
     if not STAND_IN and num_gpus() < 2:
         pytest.skip("two processes need a GPU each")
     losses = {}

@@ -1,4 +1,4 @@
-"""The script packs what every part said, also of one that fails or hangs. (This needs no GPU.)"""
+"""The script packs every part's output, also if the part fails or hangs. (These tests need no GPU.)"""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from tests.gpu.prove import Part, prove
 from tests.tiers import first_quick
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# As prove's last lines, with one part that says its number and hangs.
+# As prove's last lines, with one part that prints its process id and hangs.
 _HANGS = """
 import pathlib, sys
 from tests.gpu import prove as proving
@@ -51,7 +51,7 @@ def test_all_outputs_are_packed_whatever_fails(tmp_path):
             name: packed.extractfile(f"gpu-proof/{name}.txt").read().decode() for name in ("good", "bad", "late")
         }
         report = json.load(packed.extractfile("gpu-proof/report.json"))
-    # Behind it Python says where SIGINT reached it.
+    # After the first line Python prints where SIGINT interrupted it.
     assert [text[name].splitlines()[0] for name in ("good", "bad", "late")] == ["fine", "broken", "begun"]
     assert [part["exit_code"] for part in report["parts"].values()] == [0, 3, -signal.SIGINT]
     assert [part["timed_out"] for part in report["parts"].values()] == [False, False, True]
@@ -68,7 +68,7 @@ def test_success_needs_a_gpu(tmp_path):
     "num_processes, seconds, on_sigint", [(0, 15.0, "default_int_handler"), (2, 40.0, "SIG_IGN")]
 )
 def test_tests_that_are_over_their_time_say_why_others_failed(tmp_path, num_processes, seconds, on_sigint):
-    """Also beside a process that no SIGINT ends. Busy machines need over eight seconds to start pytest's."""
+    """Also if SIGINT ends no test process. On busy machines pytest's processes start in over eight seconds."""
     tests = tmp_path / "test_two.py"
     tests.write_text(
         "import signal, time\n"
@@ -91,7 +91,7 @@ def test_a_signal_ends_the_part_and_packs_it(tmp_path, number):
         # The first line says which GPUs there are.
         _, folder = process.stdout.readline(), pathlib.Path(process.stdout.readline().strip())
         said = _text_when_written(folder / "hangs.txt")
-        # A kill would leave the parts before this one.
+        # The earlier part is in the file already: SIGKILL would not lose it.
         assert _packed(output, "first").strip() == "fine"
         process.send_signal(number)
         process.wait(60)

@@ -61,7 +61,7 @@ def test_one_gpu_compiles_the_step(tmp_path):
 
 
 def test_several_steps_in_an_execution_of_one_gpu(tmp_path):
-    """Compiled, where the device is a GPU; the losses of three reports."""
+    """The losses of three reports are those of one step at a time. On a GPU XLA compiles the steps."""
     losses = []
     for count in (1, 4):
         directory = tmp_path / str(count)

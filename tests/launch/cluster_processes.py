@@ -43,10 +43,10 @@ class ClusterProcesses:
         """Starts or restarts `python words...`.
 
         Args:
-          key: the name of the process from now on.
+          key: name of the process in later calls.
           words: the words after `python`.
-          role, index: the member of the cluster that it is.
-          variables: added to its environment.
+          role, index: role and index of the process in the cluster.
+          variables: variables added to its environment.
           network: file of the network namespace that it runs in; None for this process's.
         """
         task = {"cluster": self.cluster, "task": {"type": role, "index": index}}

@@ -1,4 +1,4 @@
-"""What several tests here look at: runs that nothing disturbed, each made once for all test processes."""
+"""Runs without faults that several tests here examine; each is made once for all test processes."""
 
 import dataclasses
 import fcntl
@@ -16,10 +16,10 @@ from tests.launch.workers import TRAIN, Workers
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A run from beginning to end; look, don't touch.
+    """A finished run, which tests must not change.
 
     Attributes:
-      directory: as in --directory.
+      directory: the run's --directory.
       ends: how each process ended.
     """
 
@@ -34,7 +34,7 @@ class FinishedRun:
 
 
 def made_once(name: str, make: Callable[[pathlib.Path], Sequence[Ended]], tmp_path_factory) -> FinishedRun:
-    """The run that `make` leaves in the subfolder 'run' of a folder, made by the first test process that asks."""
+    """The run that `make` writes to a folder's subfolder 'run'; the first test process to ask calls `make`."""
     base = tmp_path_factory.getbasetemp()
     # The processes of pytest-xdist have their folders in one folder.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -53,7 +53,7 @@ def made_once(name: str, make: Callable[[pathlib.Path], Sequence[Ended]], tmp_pa
 
 @pytest.fixture
 def unread_before(monkeypatch) -> None:
-    """The programs with slow input read no batch before their run, which would take as long as many steps."""
+    """Programs with slow input skip the check of the first batches, which would take as long as many steps."""
     monkeypatch.setenv("DATA_IS_CHECKED", "1")
 
 

@@ -1,6 +1,6 @@
-"""A user's own program with a table of ROWS rows, of which each batch names few.
+"""A user's own program with a table of ROWS rows; each batch uses few of them.
 
-BAD_FROM   the batch with this index and all later ones name a row that the table does not have
+BAD_FROM   the batch with this index and all later ones use a row that the table does not have
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Starts `python ...` at once: forks of a process that has imported everything and computed nothing.
+"""Starts `python ...` at once, as a fork of a process that has imported everything and computed nothing.
 
-It is in a private network, because TensorFlow's server listens on every interface: other machines could reach it.
+That process is in a private network: TensorFlow's server listens on every interface, also to other machines.
 """
 
 import atexit
@@ -61,12 +61,12 @@ class Nursery:
     """A process that has imported TensorFlow and this project; each program is a fork of it.
 
     Attributes:
-      inside: the words before a command that run it in the network of these programs.
+      inside: the words to put before a command, so that it runs in the network of these programs.
     """
 
     def __init__(self, **variables: str):
         """Args:
-        variables: added to the environment of this process, for what reads it while it starts.
+        variables: variables added to the environment in which the process starts.
         """
         self._network = contextlib.ExitStack()
         network = self._network.enter_context(private_network())

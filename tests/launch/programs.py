@@ -133,7 +133,7 @@ def listing(folder: pathlib.Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-# Imports TensorFlow once. Each call is a fork of this process, which has not computed anything.
+# Imports TensorFlow once. Each call runs in a fork of this process, which has computed nothing.
 _MANY = """
 import gc, importlib, json, os, sys
 from tests.launch.forked_child import become

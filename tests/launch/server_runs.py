@@ -15,7 +15,7 @@ LIMIT_SECONDS = 60
 END_SECONDS = 20
 STEPS = 60
 EXAMPLES_A_STEP = 24
-# For runs that a signal ends.
+# For runs that end by a signal.
 LONG = "--steps=100000"
 # `variables` of a group whose input takes no time.
 QUICK_INPUT = dict.fromkeys(("chief:0", "worker:0", "worker:1"), {"SECONDS_PER_BATCH": "0"})

@@ -5,8 +5,8 @@ SECONDS_PER_EVALUATION_BATCH   likewise, of an evaluation; default: 0
 DATA_IS_CHECKED                1: no batch is read before the run
 BATCH_NORM                     1: the model has a batch norm
 NAN_FROM                       the input is not finite from the batch with this index on
-SILENT_SECONDS                 seconds after which a process that listens and says nothing is of another kind
-DATA_SEED                      the training data are a tf.data pipeline, drawn with this seed; not slow then
+SILENT_SECONDS                 seconds after which a listening process that says nothing counts as of another kind
+DATA_SEED                      seed of drawn training data, then from a tf.data pipeline, which is not slow
 """
 
 import os

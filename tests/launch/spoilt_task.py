@@ -1,4 +1,4 @@
-"""What the tests' own programs train: a line on drawn numbers, whose training input may be late or not finite."""
+"""The task of the tests' own programs: a small model on drawn numbers, whose input may be late or not finite."""
 
 from collections.abc import Callable
 
@@ -27,12 +27,12 @@ def spoilt_task(
     spoil_evaluation: Callable[[int], np.float32] | None = None,
     data_is_checked: bool = False,
 ) -> OwnTask:
-    """Batches of 24 examples, four an epoch, and four in an evaluation.
+    """A task with batches of 24 examples: four in an epoch, and four in an evaluation.
 
     Args:
       model: builds the model.
-      spoil: called with the number of each training batch when it is made; its features are multiplied by what it
-        gives. None leaves them alone.
+      spoil: called with the number of each training batch when the batch is made; returns a factor for its
+        features. None changes nothing.
       spoil_evaluation: likewise, for the batches of an evaluation.
       data_is_checked: whether no batch is read before the run.
     """
@@ -57,7 +57,7 @@ def spoilt_task(
 
 
 def pipeline_task(seed: int) -> OwnTask:
-    """Likewise, from a tf.data pipeline that never ends; its examples are drawn with this seed."""
+    """Likewise, with training data from an endless tf.data pipeline; its examples are drawn with this seed."""
     batches = tf.data.Dataset.from_tensor_slices(_drawn(seed)).batch(24).repeat()
     return OwnTask(model=build, train_data=batches, eval_data=_drawn(0), losses=_loss(), batch_size=24)
 

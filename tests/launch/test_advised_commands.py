@@ -23,9 +23,9 @@ LIMIT_SECONDS = 100
 LAUNCHERS = ("local", "slurm", "kubernetes")
 IMPORTING_TENSORFLOW = ("train", "evaluate", "export", "benchmark")
 PROGRAMS = (*IMPORTING_TENSORFLOW, "doctor", "import_cifar", *LAUNCHERS)
-# Flags of absl: the last one counts.
+# If absl gets a flag twice, the last one counts.
 IMAGES = ("--task=shapes", "--model=tiny")
-# Evaluating its 50,000 examples in small batches would take two seconds.
+# Evaluating the task's 50,000 examples in small batches would take two seconds.
 CLICKS = (
     *("--task=clicks", "--model=dlrm", "--eval_batch_size=10000"),
     *("--click_tables=2", "--click_rows=20", "--click_examples=2000"),
@@ -39,7 +39,7 @@ REPLACED = {flag.partition("=")[0] for flag in (*CLICKS, *DRY)} | {
     # A dry run writes no files.
     "--timeline_steps",
 }
-# 'python -m launch.NAME' up to the first word that is none of a command, with the '-- ' of a launcher before it.
+# 'python -m launch.NAME' and all words of that command, with the '-- ' of a launcher before it.
 _WORD = r"(?:--?[\w-]*(?:=(?:'[^']*'|[^\s`'\"]*))?|python|launch\.\w+|script|[\w./-]+\.(?:json|gz))"
 _COMMAND = re.compile(
     rf"(?P<launched>-- )?python -m (?P<words>launch\.(?:{'|'.join(PROGRAMS)})\b(?: +{_WORD}(?=[\s`'\"),;:]|$))*)"
@@ -116,7 +116,7 @@ def texts(path: pathlib.Path) -> list[str]:
 
 
 def all_advised() -> dict[str, Advised]:
-    """The commands of the READMEs and of launch/, each once, by the place of the first."""
+    """The commands in the READMEs and in launch/, each once, by its first source."""
     sources = [(page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8")) for page in READMES]
     for path in sorted((ROOT / "launch").rglob("*.py")):
         sources += [(path.relative_to(ROOT).as_posix(), text) for text in texts(path)]
@@ -147,7 +147,7 @@ class Cluster(ClusterProcesses):
 
 
 def test_the_commands_are_found():
-    """So that a change of the texts does not leave the tests below without commands."""
+    """Otherwise the tests below might pass without any command after a change of the texts."""
     programs = {advised.program for advised in ADVISED.values()}
     assert programs == set(PROGRAMS)
     roles = [roles for roles, _ in TRAININGS]
@@ -166,7 +166,7 @@ def test_what_a_launcher_starts_is_for_several_processes():
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_their_flags_are_known(program, tmp_path):
-    # A command without a flag may be the name of a program.
+    # A command without a flag may only name a program.
     of_program = [advised for advised in ADVISED.values() if advised.program == program and advised.words[1:]]
     flags = [[word for word in advised.own_words[1:] if word != "--help"] for advised in of_program]
     calls = [(f"launch.{program}", [*words, "--only_check_args"]) for words in flags]

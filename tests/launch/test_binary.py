@@ -112,7 +112,7 @@ def test_output_that_nobody_reads(tmp_path, flag, code, unbuffered):
     os.close(reader)
     with open(writer, "w") as stdout:
         done = run_with_output(tmp_path, stdout, flag, unbuffered=unbuffered)
-    # An unbuffered program does not get as far as its own exit code.
+    # An unbuffered program fails at its first output, before it has an exit code of its own.
     assert done == (141 if unbuffered else code, "")
 
 

@@ -69,7 +69,7 @@ def test_a_killed_worker_that_is_restarted(group_of, tmp_path):
 
 @pytest.mark.full
 def test_a_stopped_worker_is_ended_and_the_others_do_its_steps(group_of, tmp_path):
-    """It never continues. The run evaluates, saves and ends without it."""
+    """The worker never continues. The run evaluates, saves and ends without it."""
     with group_of("--worker_timeout_seconds=2") as group:
         signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
         ends = group.ends(LIMIT_SECONDS)
@@ -87,7 +87,7 @@ def test_a_stopped_worker_is_ended_and_the_others_do_its_steps(group_of, tmp_pat
 
 @pytest.mark.full
 def test_the_steps_of_a_worker_that_never_returns_go_to_another_one(group_of, tmp_path):
-    """Its input hangs, so its process lives."""
+    """The worker's input hangs, so its process lives."""
     with group_of("--worker_timeout_seconds=2", variables={"worker:1": {"SECONDS_PER_BATCH": "1000"}}) as group:
         chief = all_end(group)["chief:0"]
     assert "worker:1 gave no gradient within worker_timeout_seconds=2 at step " in chief.err
@@ -98,7 +98,7 @@ def test_the_steps_of_a_worker_that_never_returns_go_to_another_one(group_of, tm
 
 @pytest.mark.full
 def test_a_worker_whose_steps_went_to_another_one_applies_none_again(group_of, tmp_path, unread_before):
-    """Its input takes long, so it gives each of its gradients when another worker has given it."""
+    """The worker's input is so slow that another worker always computes its gradient first."""
     slow = {"worker:1": {"SECONDS_PER_BATCH": "2.5"}}
     with group_of("--worker_timeout_seconds=1", "--steps=40", variables=slow, servers=2) as group:
         chief = all_end(group)["chief:0"]
@@ -110,7 +110,7 @@ def test_a_worker_whose_steps_went_to_another_one_applies_none_again(group_of, t
 
 @pytest.mark.full
 def test_a_worker_that_is_killed_five_times(group_of, tmp_path):
-    """At random moments; every step is counted once."""
+    """The worker is killed at random moments; every step is counted once."""
     steps, seconds = 250, random.Random(1)
     with group_of(f"--steps={steps}", "--checkpoint_every_steps=100") as group:
         signalled(group, tmp_path, signal.SIGKILL, "worker:1", step=100)
@@ -119,7 +119,7 @@ def test_a_worker_that_is_killed_five_times(group_of, tmp_path):
             group.start("worker:1")
             time.sleep(seconds.uniform(0.2, 3.0))
             is_over = group.processes["chief:0"].poll() is not None
-            # Also if the run is over: a worker that starts then waits for a chief until its startup timeout.
+            # Also if the run is over: a worker started then would wait for a chief until its startup timeout.
             group.processes["worker:1"].kill()
             if is_over:
                 break
@@ -164,7 +164,7 @@ def test_a_stopped_chief_ends_the_cluster_after_the_timeout(group_of, tmp_path):
 
 @pytest.mark.full
 def test_a_chief_may_evaluate_for_longer_than_the_timeout(group_of, unread_before):
-    """Its evaluation has four batches."""
+    """The evaluation has four batches, of 1.5 seconds each."""
     slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "1.5"}}
     with group_of("--collective_timeout_seconds=4", "--steps=10", workers=1, variables=slow) as group:
         all_end(group)

@@ -45,12 +45,12 @@ def test_no_worker_holds_the_table(tmp_path, engine):
             ends = processes.ends(LIMIT_SECONDS)
     assert {ended.code for ended in ends.values()} == {DONE}, outputs(ends)
     assert "1,000,000 rows: workers pull and push the rows of their batches" in ends["chief:0"].out
-    # The chief has the table once at least; everything else is the same in both.
+    # The chief has at least one copy of the table; everything else is the same in both processes.
     assert of_worker.peak_bytes < of_chief.peak_bytes - 0.8 * TABLE_MIB * 2**20
     servers = json.loads((tmp_path / "run" / "summary.json").read_text())["parameter_servers"]["servers"]
     for server in servers.values():
         assert server["kept_bytes"] == pytest.approx(TABLE_MIB * 2**20 / 2, rel=0.001)
-        # 12 steps of at most 48 rows of 64 bytes and the small vector, and the first values.
+        # The first values, and 12 steps of at most 48 rows of 64 bytes and the small vector.
         assert server["sent_bytes"] < TABLE_MIB * 2**20 * 0.6
 
 
@@ -69,7 +69,7 @@ def test_lazy_updates_change_only_named_rows(tmp_path, engine):
 
 @both
 def test_an_id_outside_its_table_is_one_line(tmp_path, engine):
-    # Our own servers wait for another worker, as after any worker's end.
+    # With our own servers the worker fails, and they wait for another one, as after any worker's end.
     where = {"own": "worker:0", "tensorflow": "chief:0"}[engine]
     with group(tmp_path, f"--engine={engine}", BAD_FROM="2") as processes:
         ended = processes.end(where, LIMIT_SECONDS)
@@ -81,7 +81,7 @@ def test_an_id_outside_its_table_is_one_line(tmp_path, engine):
 
 @both
 def test_a_server_without_the_memory_for_its_part_is_named(tmp_path, engine):
-    # Two copies of a table of 488 MiB (momentum) on two servers: each keeps a whole one's size.
+    # Table and momentum of 488 MiB each, on two servers: each server keeps 488 MiB.
     rows = 8_000_000
     with (
         real_memory_group(400 * 2**20) as small,

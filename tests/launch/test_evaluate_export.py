@@ -51,7 +51,7 @@ def of_clusters(copied, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(copied, damaged, of_clusters, tmp_path_factory):
-    """How each call ended, by name."""
+    """How each call ended, by the call's name."""
     folder = tmp_path_factory.mktemp("evaluations")
     without = folder / "without"
     without.mkdir()

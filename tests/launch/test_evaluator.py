@@ -18,7 +18,7 @@ TRAIN = (
 
 
 def evaluations(folder, log) -> dict[int, float]:
-    """Loss by step."""
+    """The evaluator's losses by step."""
     records = [json.loads(line) for line in (folder / log).read_text().splitlines()]
     return {record["step"]: record["loss"] for record in records if record["kind"] == "evaluation"}
 

@@ -1,4 +1,4 @@
-"""An archive becomes TFDS's own cifar10, or one line says why not and nothing is written."""
+"""An import writes an archive as TFDS's own cifar10, or says in one line why not and writes nothing."""
 
 import errno
 import os
@@ -172,7 +172,7 @@ def test_a_missing_archive_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["file", "x" * 300])
 def test_a_data_dir_that_cannot_be_one_is_refused(tmp_path, name):
-    """The long name fails as a folder that this user may not enter, but also for root."""
+    """The long name stands for a folder that this user may not enter; it fails for root too."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot write there"):
         import_cifar(

@@ -65,13 +65,13 @@ def test_a_file_is_written(endings):
     path = cwd / "ring.yaml"
     written = list(yaml.safe_load_all(path.read_text()))
     assert written[1:] == list(yaml.safe_load_all(endings["job"][0].out))[1:]
-    # It holds a secret, drawn for this file.
+    # The file holds a secret, drawn for this file.
     assert path.stat().st_mode & 0o777 == 0o600
     assert written[0]["stringData"] != next(yaml.safe_load_all(endings["job"][0].out))["stringData"]
 
 
 def test_a_file_that_others_could_read(tmp_path):
-    """They can't read the new secret."""
+    """Others can't read the new secret."""
     path = tmp_path / "ring.yaml"
     path.touch(mode=0o644)
     kubernetes.write("text", str(path))

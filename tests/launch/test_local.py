@@ -134,7 +134,7 @@ else:
             assert cluster.ended().code == 0
 
     def test_processes_go_on_when_the_reader_is_gone(self, tmp_path):
-        """As after Ctrl-C has ended the `| tee`."""
+        """For example after Ctrl-C has ended the `| tee`."""
         program = "mark(name); until_marked('gone'); [print(i) for i in range(1000)]; print('last')"
         with launched(tmp_path, program, "--workers=2") as cluster:
             cluster.wait_for("worker:0", "worker:1")
@@ -154,7 +154,7 @@ else:
             begin = time.monotonic()
             assert cluster.process.wait(60) == 0
             assert time.monotonic() - begin < 4
-            # It lives, and holds the pipe.
+            # The process in the other session lives, and holds the pipe.
             os.killpg(int(session), signal.SIGKILL)
 
 
@@ -216,7 +216,7 @@ finally:
             assert cluster.log("worker:1").endswith("\nthe last line\n"), "the log has what was not read"
 
     def test_processes_that_still_start(self, tmp_path):
-        """They do not handle signals yet, so they die of this one, and had nothing to save."""
+        """They don't handle signals yet, so SIGTERM kills them; they had nothing to save."""
         with launched(tmp_path, "mark(name)\ntime.sleep(60)", "--workers=2", "--max_restarts=1") as cluster:
             cluster.wait_for("worker:0", "worker:1")
             cluster.process.send_signal(signal.SIGTERM)
@@ -316,8 +316,8 @@ sys.exit(7)
         assert last_block(done.err)[0].startswith("worker:1 failed: killed by SIGSEGV;")
 
     def test_the_launchers_starter_ignores_sigchld(self, tmp_path):
-        """As some daemons do; whatever they start inherits it, and would not learn how its processes end."""
-        # Of two workers either could be the first to fail.
+        """Some daemons do. The launcher inherits that, and would not learn how its processes end."""
+        # One worker: of two, either could be the first to fail.
         command = ("-m", "launch.local", *network_flags(), "--workers=1", "--", "sh", "-c", "exit 3")
         starter = f"""
 import os, signal, sys
@@ -363,7 +363,7 @@ while True:
         ]
 
     def test_a_stopped_process_is_the_cause(self, tmp_path):
-        """Its peer has failed first, by a timeout. SIGTERM can't wake a stopped process: it is killed at once."""
+        """Its peer failed first, by a timeout. SIGTERM can't end a stopped process: it is killed at once."""
         program = """
 if index == 1:
     mark("stopped")
@@ -382,7 +382,7 @@ sys.exit(5)
 
     @pytest.mark.full
     def test_all_processes_were_interrupted_by_others(self, tmp_path):
-        """As when a scheduler sends SIGTERM to the processes themselves: everything is saved, nothing failed."""
+        """For example if a scheduler sends SIGTERM to the processes themselves: all is saved, nothing failed."""
         done = run_cluster(tmp_path, "sys.exit(75)", "--workers=2", "--max_restarts=1")
         assert (done.code, done.out, done.err) == (75, "", "")
 
@@ -497,7 +497,7 @@ print("start", start)
 
     @pytest.mark.full
     def test_a_signal_ends_a_pause(self, tmp_path):
-        """The launcher has no process then. What was saved is there, as after any other interruption."""
+        """During the pause the launcher has no process. As after any other interruption, everything is saved."""
         with launched(tmp_path, "sys.exit(1)", "--workers=1", "--max_restarts=9") as cluster:
             next(line for line in cluster.process.stdout if line.startswith("restart 3 of 9 in 4 s: "))
             begin = time.monotonic()
@@ -521,7 +521,7 @@ print("start", start)
 
 
 class TestFaults:
-    """With programs that execute the fault in TOWERS_FAULT, as launch/supervision/fault_injection.py does."""
+    """Programs that execute the fault in TOWERS_FAULT, as launch/supervision/fault_injection.py does."""
 
     PROGRAM = """
 kind, _, step = os.environ.get("TOWERS_FAULT", "").partition("@")
@@ -612,7 +612,7 @@ local.cli()
 
     @pytest.mark.full
     def test_after_the_guard_was_killed_too(self, tmp_path):
-        """The kernel kills the launcher's own children with it, without the guard."""
+        """When the launcher dies, the kernel kills the launcher's own children, without the guard."""
         with launched(tmp_path, "mark(name); time.sleep(600)", "--workers=2") as cluster:
             cluster.wait_for("worker:0", "worker:1")
             [guard] = [process for process in cluster.left() if "group_guard.py" in " ".join(process.cmdline())]

@@ -7,7 +7,7 @@ from tests.launch.clusters import launched, run_cluster
 pytestmark = pytest.mark.timeout(120)
 
 # The process `fails` fails in its first `times` starts. The others wait until it works. All wait until the others
-# have counted their start: the launcher may end a process that starts slowly when one that needs it has ended.
+# have counted their starts: the launcher may end a slowly starting process once a process that needs it has ended.
 PROGRAM = """
 fails, times = "{fails}", {times}
 

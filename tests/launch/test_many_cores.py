@@ -7,7 +7,7 @@ import pytest
 
 from tests.launch.nursery import run_forked
 
-# What reads the number of cores, before the flags are parsed.
+# Replaces what reads the number of cores, before the flags are parsed.
 _PROGRAM = """
 import os, runpy, sys
 import launch
@@ -28,7 +28,7 @@ finally:
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux lists them")
 def test_64_cores_train_a_batch_of_256_in_eight_towers_of_eight_threads(tmp_path):
-    """64 threads start operations, 64 compute them: one pool, TensorFlow's default, would have eight of these."""
+    """64 threads start operations, 64 compute them. In one pool, TensorFlow's default, eight would compute."""
     flags = ("--task=shapes", "--model=tiny", "--batch_size=256", "--tower_device=cpu", "--steps=3")
     (tmp_path / "program.py").write_text(_PROGRAM)
     ended = run_forked("program.py", *flags, f"--directory={tmp_path / 'run'}", cwd=tmp_path)

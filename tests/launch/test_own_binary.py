@@ -97,7 +97,7 @@ def test_it_trains_and_resumes(folder):
 
 @pytest.mark.full
 def test_a_recipe_of_the_built_in_tasks_is_refused(folder):
-    """Not in a fork, which has the flags of launch.train."""
+    """Not run in a fork, because a fork has the flags of launch.train."""
     done = run("line.py", *FLAGS, "--recipe=cifar_fast", cwd=folder)
     assert (done.code, done.out) == (2, "")
     [line] = done.err.splitlines()

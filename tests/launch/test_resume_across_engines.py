@@ -1,6 +1,6 @@
-"""Checkpoints of every engine: the same names and numbers, and every engine resumes from another's.
+"""Checkpoints of all engines have the same names and numbers, and every engine resumes from another's checkpoints.
 
-Servers save as two and resume as three.
+Two servers save, three resume.
 """
 
 import pathlib
@@ -77,7 +77,7 @@ def test_all_save_the_same(directories):
 
 
 def test_each_resumes_from_another(directories):
-    """With equal checkpoints of equal form, one other mode stands for all."""
+    """All checkpoints are alike, so each mode resumes from one other mode's only."""
     modes = list(MODES)
     for saved, mode in zip(modes, [*modes[1:], modes[0]], strict=True):
         train(mode, directories[saved], "run", LAST)

@@ -87,7 +87,7 @@ def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed):
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ["tensorflow", "own"])
 def test_data_that_each_worker_shuffles_in_its_own_order_are_refused(tmp_path, engine):
-    """Each worker would compute its part of other batches than the others."""
+    """Otherwise the workers would compute their parts of different batches."""
     environments = dict.fromkeys((0, 1), {"MISCHIEF": "shuffle"})
     with ring((*OWN, f"--engine={engine}"), cwd=tmp_path, environments=environments) as workers:
         ends = workers.ends(LIMIT_SECONDS)
@@ -173,7 +173,7 @@ def test_sigterm_during_an_evaluation_stops_both_before_its_end(tmp_path, unread
 
 @pytest.mark.full
 def test_sigterm_to_the_chief_stops_both_at_the_same_step(tmp_path):
-    """What is saved does not depend on the receiver: the resumption is in the test above."""
+    """The receiver makes no difference to what is saved, so the test above covers resuming."""
     assert_sigterm_stops_both(LONG, cwd=tmp_path, receiver=0)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["outcome"] == "interrupted"
@@ -191,7 +191,7 @@ def test_a_port_that_is_in_use(tmp_path):
         other.stdout.readline()
         command = (*TRAIN, "--startup_timeout_seconds=10")
         with ring(command, cwd=tmp_path, addresses=addresses) as workers:
-            # The other worker can't tell, and ends a minute later, or when its launcher ends it.
+            # The other worker can't notice this, and ends a minute later, or when its launcher ends it.
             taken = workers.end(1, HEARTBEAT_SECONDS)
     assert taken.code == USER_ERROR
     assert f"worker:1: cannot listen on port {port}" in taken.err

@@ -20,9 +20,9 @@ PORT = 2222
 TIMEOUT_SECONDS = 6
 # Limit from the loss of a wire to the last worker's exit: the collective's timeout and the time to end.
 END_SECONDS = 3 * TIMEOUT_SECONDS
-# Each takes about four seconds on the slow wire.
+# Each step takes about four seconds on the slow wire.
 SLOW_STEPS = 2
-# The evaluation's batches are large, because each of them waits for all workers.
+# The evaluation has few, large batches, because each of them waits for all workers.
 SLOW_RUN = (f"--steps={SLOW_STEPS}", "--model=classic_cnn", "--eval_batch_size=256")
 
 
@@ -73,7 +73,7 @@ def test_four_hosts_one_of_them_on_a_slow_wire(tmp_path):
 
 
 def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int) -> list[Ended]:
-    """Pulls one host's wire after step 10; returns how the workers ended, which they must do in time."""
+    """Pulls one host's wire after step 10; the workers must end in time. Returns how they ended."""
     with ring(network, cwd, f"--collective_timeout_seconds={TIMEOUT_SECONDS}") as workers:
         wait_for(cwd / "run" / "checkpoints" / "step-10.index", workers.processes[0])
         network.pull(lost)

@@ -82,7 +82,7 @@ def test_killed_workers_that_are_restarted(own, tmp_path, flags, victims):
 
 @pytest.mark.full
 def test_a_chief_that_no_worker_is_left_to_saves_at_sigterm(own, tmp_path):
-    """Workers may all have ended with an error of the user's, as a label out of range is."""
+    """For example all workers may have ended with a user's error, such as a label out of range."""
     workers = ("worker:0", "worker:1")
     with own(SYNC) as group:
         signalled(group, tmp_path, signal.SIGKILL, *workers)
@@ -112,7 +112,7 @@ def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path):
 
 @pytest.mark.full
 def test_a_resumed_synchronous_run_is_bit_equal(own, tmp_path, monkeypatch):
-    """Also its moving statistics, which server 0 holds."""
+    """So are its moving statistics, which server 0 holds."""
     monkeypatch.setenv("BATCH_NORM", "1")
     flags = (SYNC, "--checkpoint_every_steps=7", "--momentum=0.9")
     with own(*flags, servers=2) as group:
@@ -224,7 +224,7 @@ def test_sync_a_killed_worker_that_is_not_restarted(own, tmp_path):
 
 @pytest.mark.full
 def test_sync_a_stopped_worker_that_continues(own, tmp_path):
-    # Longer than a step on busy cores: those would count as failures too.
+    # Longer than a step on busy cores, because a slower step would count as a failure too.
     with own(SYNC, "--worker_timeout_seconds=3") as group:
         signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
         wait_for_step(group, tmp_path, 30)
@@ -320,7 +320,7 @@ def test_no_update_is_staler_than_the_bound(own, tmp_path, unread_before):
 
 @pytest.mark.full
 def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path, unread_before):
-    """Shows that the bounds in the test above have an effect."""
+    """This shows that the bounds in the test above have an effect."""
     with own("--staleness=async", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.4"}}) as group:
         all_end(group)
     assert summary(tmp_path)["parameter_servers"]["staleness"]["max"] > 3

@@ -16,7 +16,7 @@ def test_no_process_is_left(tmp_path):
         commands = [" ".join(process.cmdline()) for process in running]
     for expected in ("munged", "slurmctld -D", "slurmd -D", "slurmstepd: [1.batch]", "slurm_script"):
         assert any(expected in command for command in commands), commands
-    # A step that has ended stays a zombie until its parent waits for it, which the parent may never do.
+    # A step that has ended stays a zombie until its parent waits for it; the parent may never do so.
     left = [process for process in running if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     assert not left
     assert not slurm.folder.exists()

@@ -28,7 +28,7 @@ FLAGS = (
 
 
 def own_lines(errors: str) -> str:
-    """Without a line that TensorFlow 2.21 writes as an error on CPUs with oneDNN, and trains on."""
+    """The lines but one: TensorFlow 2.21 writes it as an error on CPUs with oneDNN, but goes on training."""
     return "".join(line for line in errors.splitlines(True) if "oneDNN supports DT_INT64 only" not in line)
 
 
@@ -62,7 +62,7 @@ def test_the_layout_of_slices_is_printed_and_nothing_is_written(tmp_path):
 
 
 def test_parameter_servers_train_and_evaluate_a_model_with_gelu(tmp_path):
-    """TensorFlow's processes refuse the compiled GELU of one process."""
+    """TensorFlow's servers refuse the compiled GELU that a single process uses."""
     command = ("-m", "launch.train", *FLAGS, "--strategy=ps", "--num_towers=1", "--steps=2")
     with ServerGroup(command, workers=1, servers=1, cwd=tmp_path) as group:
         all_end(group)

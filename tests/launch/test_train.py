@@ -102,7 +102,7 @@ def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
 
 @pytest.mark.full
 def test_a_closed_terminal_stops_it_with_everything_saved(tmp_path):
-    """The kernel sends SIGHUP, and the terminal takes no more output."""
+    """When a terminal closes, the kernel sends SIGHUP, and writing to the terminal fails."""
     command = [sys.executable, "-m", "launch.train", *TINY, "--steps=100000", "--directory=run"]
     command.append("--checkpoint_every_steps=1000000")
     ours, its = pty.openpty()

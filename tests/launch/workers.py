@@ -16,7 +16,7 @@ TRAIN = (
     "--num_towers=1",
     "--directory=run",
 )
-# A network of one layer, for tests that end the run early: it takes 40 milliseconds a step, and too many steps.
+# A network of one layer, for tests that end the run early: 40 milliseconds a step, and far more steps than needed.
 LONG = (
     str(ROOT / "tests" / "launch" / "slow_input_program.py"),
     "--strategy=ring",

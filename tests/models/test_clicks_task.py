@@ -49,7 +49,7 @@ def test_it_implements_the_protocol():
 
 
 def test_pairs_are_chosen_by_numbers_that_a_gpu_has_itself():
-    """Of int32 the host would compute what gradients need, and wait for the products of each step."""
+    """With int32 the host would compute what gradients need, and wait for each step's products."""
     task = clicks_task()
     model, (batch,) = task.build_model(), read(task, num_batches=1)
     graph = tf.function(lambda: model(batch.features), autograph=False).get_concrete_function().graph

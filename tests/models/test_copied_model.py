@@ -1,4 +1,4 @@
-"""Copies of a user's built model: those that compute the same, and those that are refused."""
+"""Copies of a user's built model: which compute the same, and which are refused."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ X = np.linspace(-1, 1, 30, dtype=np.float32).reshape(6, 5)
 
 
 class Scaled(keras.layers.Layer):
-    """Its configuration lacks `width` and has another name for `scale`; calls change some attributes."""
+    """A layer whose configuration lacks `width` and renames `scale`, and whose calls change attributes."""
 
     def __init__(self, scale, width=float("nan"), sizes=(1, 2), **options):
         super().__init__(**options)
@@ -38,7 +38,7 @@ class Scaled(keras.layers.Layer):
 
 
 class Within(keras.layers.Layer):
-    """It constructs a layer that has no configuration, because one of its arguments is an array."""
+    """Constructs a layer without a configuration: one of that layer's arguments is an array."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -67,7 +67,7 @@ class Table(keras.layers.Layer):
 
 
 class Off(keras.layers.Dropout):
-    """A layer whose rate is set to 0 once it is built: it has a seed, and its copy has none."""
+    """A dropout whose rate becomes 0 when it is built: the layer has a seed, and its copy has none."""
 
     def build(self, shape):
         super().build(shape)

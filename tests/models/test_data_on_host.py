@@ -1,6 +1,6 @@
-"""The data of a task stay in the host's memory, whatever device operations without one would use.
+"""A task's data stay in the host's memory, whatever device operations use by default.
 
-On a machine with GPUs that device is GPU:0. Here it is the second CPU, and every operation is watched.
+On a machine with GPUs the default device is GPU:0. Here it is the second CPU, and every operation is watched.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _SMALL_BYTES = 256
 
 @contextlib.contextmanager
 def placed_on_second():
-    """Context manager: the second CPU is the default device; yields what appears on it, with its operation."""
+    """Context manager: the second CPU is the default device; yields the tensors on it, with their operations."""
     found = []
 
     def watch(kind, inputs, attrs, outputs, op_name=None, graph=None):

@@ -157,7 +157,7 @@ def test_an_output_needs_no_loss():
 
 @pytest.mark.parametrize("loss", [sparse, keras.losses.MeanSquaredError], ids=["sparse", "squares"])
 def test_gradients_of_float64_outputs_are_not_rounded(loss):
-    """Or a verification in float64 would compare numbers that float32 rounds anew in each mode."""
+    """Otherwise a verification in float64 would compare numbers that each mode rounds to float32 differently."""
     outputs = tf.constant(RANDOM.normal(size=(N, 3)))
     labels = tf.constant(KINDS if loss is sparse else RANDOM.normal(size=(N, 3)))
     with tf.GradientTape() as tape:
@@ -321,7 +321,7 @@ class WholeBatch(keras.losses.Loss):
 
 
 def test_a_loss_that_reduces_by_itself_is_refused():
-    """A run divides the sum of `call`'s values itself, so it would leave the factor out."""
+    """A run itself divides the sum of `call`'s values, so it would leave out such a loss's own factor."""
 
     class Doubled(keras.losses.MeanSquaredError):
         def __call__(self, labels, outputs, sample_weight=None):
@@ -351,7 +351,7 @@ def test_outputs_without_a_last_dimension_are_refused_with_what_to_do():
     ],
 )
 def test_a_metric_without_a_value_for_each_example_is_refused(function, found):
-    """Its means over the parts would be averaged, whatever the sizes of the parts."""
+    """Such a metric's means over the parts would be averaged, whatever the sizes of the parts."""
     task, model = own_task(metric_functions={"far": function}), dense_model()
     spec = (tf.TensorSpec([None, 5]), tf.TensorSpec([None], tf.int64))
     with pytest.raises(UserError) as error:
@@ -391,7 +391,7 @@ class MakesItsFunctions(keras.Model):
     ],
 )
 def test_a_model_with_steps_of_its_own_is_refused(kind, method):
-    """No mode calls them: the model would train with another loss than its author thinks."""
+    """No mode calls such steps: the model would train with another loss than its author thinks."""
 
     def build():
         inputs = keras.Input(X.shape[1:])
@@ -599,7 +599,7 @@ def test_a_variable_that_is_frozen_alone_is_frozen_in_the_copy():
 
 
 def test_a_variables_own_regularizer_and_constraint_are_in_the_copy():
-    """Also where the layer has others, which were set after it was built."""
+    """Also if the layer got other ones after it was built."""
     model = dense_model()
     model.layers[0].kernel.regularizer, model.layers[0].bias.constraint = (
         keras.regularizers.L2(),
@@ -613,7 +613,7 @@ def test_a_variables_own_regularizer_and_constraint_are_in_the_copy():
 
 
 class Scaled(keras.layers.Dense):
-    """Its configuration lacks the factor."""
+    """A layer whose configuration lacks the factor."""
 
     def __init__(self, units, factor=1.0, **options):
         super().__init__(units, **options)

@@ -99,7 +99,7 @@ def test_loss_is_computed_in_float32():
 
 
 def test_padding_contributes_nothing_to_loss_and_gradients():
-    """Whatever tokens stand in the padding."""
+    """Other tokens in the padding change nothing."""
     task, model = text_task(), text_task().build_model()
     (batch,) = read(task, num_batches=1)
     noise = np.random.default_rng(0).integers(0, 9, batch.labels.shape)

@@ -41,7 +41,7 @@ class SmallTask(ImageTask):
     dropout: float = 0.0
 
     def build_model(self) -> keras.Model:
-        """Names every layer with variables: Keras's own names differ between models of one process."""
+        """A model whose layers with variables all have names: Keras's own differ between models of one process."""
         inputs = layers.Input((6, 6, 3))
         outputs = layers.Flatten()(inputs)
         for index in range(self.depth):
@@ -75,7 +75,7 @@ def small_task(**changes) -> SmallTask:
 
 
 def random_task() -> SmallTask:
-    """A task with all that a resumed run could repeat wrongly: statistics, dropout masks, augmentation, order."""
+    """A task with all that a resumed run could get wrong: statistics, dropout masks, augmentation, order."""
     return small_task(batch_norm=True, dropout=0.3, augment=True)
 
 
@@ -89,9 +89,9 @@ def small_strategy(
 
 
 def shared_strategy(**options) -> Strategy:
-    """The strategy of `small_strategy(**options)` at step 0, which the tests of a process build and trace once.
+    """`small_strategy(**options)` at step 0, built and traced once for all tests of a process.
 
-    For tests of what goes on around the steps. A test that asks twice gets one strategy, reset.
+    For tests of what happens around the steps. A test that asks twice gets the same strategy, reset.
     """
     strategy, values = _built_once(**options)
     for variable, value in zip(_variables_of(strategy), values, strict=True):

@@ -13,7 +13,7 @@ from tests.towers.user_errors import refused
 
 @pytest.fixture
 def failing_disk(monkeypatch):
-    """A disk that fails when it writes what the system has kept in memory."""
+    """A disk that fails when the system writes buffered data to it."""
 
     def fsync(_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,4 +1,4 @@
-"""Towers put their parameters where they are best for the model. Logical CPUs stand in for GPUs."""
+"""With parameter_device=auto, parameters are where they are best for the model. Logical CPUs stand in for GPUs."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from towers.updates.rules import SGD, Adam
 
 
 def gpus(count: int, memory_bytes: int | None = 16 << 30) -> Devices:
-    """Towers on logical CPUs that say they were GPUs, with parameter_device=auto."""
+    """Towers on logical CPUs that count as GPUs, with parameter_device=auto."""
     found = tuple(Gpu(index=index, memory_bytes=memory_bytes) for index in range(count))
     return dataclasses.replace(cpus(count, parameters=count), gpus=found, automatic=True)
 

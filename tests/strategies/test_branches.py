@@ -22,7 +22,7 @@ from towers.options import StepOptions
 from towers.updates.rules import Adam, Momentum
 from towers.updates.schedules import Constant
 
-# By the plan of `small_inception` on three devices; the pools are in the branches of the convolutions behind them.
+# The plan of `small_inception` on three devices; pools are in the branches of the convolutions that follow them.
 DEVICES = {
     "a": {"reduce": "CPU:0", "conv": "CPU:0", "direct": "CPU:1", "pool": "CPU:2", "pooled": "CPU:2"},
     "b": {"pool": "CPU:0", "pooled": "CPU:0", "direct": "CPU:1", "reduce": "CPU:2", "conv": "CPU:2"},
@@ -33,7 +33,7 @@ OF_RELU, OF_POOL = ("Relu", "ReluGrad"), ("MaxPool", "MaxPoolGrad")
 
 
 def penalized_inception() -> keras.Model:
-    """Each kernel has a penalty, which is computed outside of the layers."""
+    """`small_inception` with a penalty on each kernel, computed outside of the layers."""
     model = small_inception()
     for variable in model.trainable_variables:
         if variable.name == "kernel":
@@ -124,7 +124,7 @@ def test_dropout_and_penalties_are_those_of_one_device():
 
 
 def heads_of_shared_layers() -> keras.Model:
-    """A mask that crosses devices, a recurrent layer, a model inside the model, a layer of two branches."""
+    """A mask that crosses devices, a recurrent layer, a model inside the model, a layer shared by two branches."""
     words = layers.Input((5,), dtype="int32", name="words")
     x = layers.Embedding(12, 6, mask_zero=True, name="table")(words)
     inputs = layers.Input((6,), name="given")

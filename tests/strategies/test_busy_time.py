@@ -1,4 +1,4 @@
-"""The clock of a worker's own work."""
+"""The clock that measures a worker's own work."""
 
 import itertools
 import time
@@ -9,7 +9,7 @@ from strategies.busy_time import BusyTime
 
 
 def test_a_machines_clock_that_is_set_back_changes_nothing(monkeypatch):
-    """A worker would seem to have computed for less than no time, and the others would be called stragglers."""
+    """Otherwise the worker's time would be negative, and the other workers would be called stragglers."""
     busy = BusyTime()
     later = itertools.count(time.time(), -3600)
     monkeypatch.setattr(time, "time", lambda: next(later))

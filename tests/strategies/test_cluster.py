@@ -18,7 +18,7 @@ LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"
 
 @pytest.fixture
 def names(monkeypatch):
-    """Names of this machine and their addresses; a test adds some."""
+    """This machine's names with their addresses, to which a test adds some."""
     known: dict[str, list[str]] = {}
 
     def getaddrinfo(host, port, family=0, *arguments, **named):
@@ -54,7 +54,7 @@ def test_others_reach_a_member_by_its_name(names, addresses):
 
 @pytest.fixture
 def own_name(names, monkeypatch) -> str:
-    """A machine's own name as Debian's /etc/hosts has it: other machines have another address for it."""
+    """A machine's own name as in Debian's /etc/hosts: other machines know it by another address."""
 
     def bound(address, **named):
         host, port = address
@@ -87,12 +87,12 @@ def test_other_machines_reach_a_machine_whose_name_has_a_loopback_address_there(
     ],
 )
 def test_other_machines_reach_a_machine_by_each_address_of_its_name(names, addresses, host):
-    """They may know another of them than the first, or no way to that one. Of two families it listens on IPv4."""
+    """They may not know the first address, or not reach it. With both families it listens on IPv4."""
     names["own"] = addresses
     assert Member("worker", 0, "own:2222").listening_host == host
 
 
-# In a network and with an /etc/hosts of its own.
+# Runs a command in a network of its own and with an /etc/hosts of its own.
 TWO_ADDRESSES = """
 set -e
 ip link set lo up
@@ -114,7 +114,7 @@ server.close()
 
 
 def in_own_network(folder, *command: str) -> subprocess.CompletedProcess:
-    """Runs a command on a machine whose name `own` has two addresses, none a loopback one."""
+    """Runs a command on a machine whose name `own` has two addresses, neither of them a loopback address."""
     unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", TWO_ADDRESSES, "sh"]
     return subprocess.run(
         [*unshare, *command], cwd=folder, env=environment(), capture_output=True, text=True, timeout=100

@@ -60,7 +60,7 @@ def test_a_rings_neighbours():
             assert silent_seconds(end) == 30
 
 
-# Larger than what the system holds of a connection that nobody reads.
+# Larger than the system's buffers of a connection that nobody reads.
 LARGE = np.arange(16 * 2**20, dtype=np.float32)
 
 
@@ -74,7 +74,7 @@ def server_and_worker(losses: Losses) -> Iterator[tuple[Network, Group]]:
                 enter(network.namespace(host))
                 return act()
 
-            # A socket stays in the network of the thread that made it.
+            # In a thread, because a socket stays in the network of the thread that made it.
             return at_once.Started(run).result()
 
         member = Member("ps", 0, f"{network.address(0)}:2222")
@@ -100,7 +100,7 @@ def server_and_worker(losses: Losses) -> Iterator[tuple[Network, Group]]:
 class TestAVanishedMachine:
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
-        # 0.2 + 0.4 + 0.8 seconds.
+        # A machine counts as vanished after 0.2 + 0.4 + 0.8 seconds.
         monkeypatch.setattr(keepalive, "_MOST_UNANSWERED", 2)
 
     def test_in_the_middle_of_an_answer(self):

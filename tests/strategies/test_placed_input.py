@@ -1,4 +1,4 @@
-"""Input on the towers' devices: the same numbers, parts that are there before the step, what stays on the host."""
+"""Input on the towers' devices: the same numbers, parts placed before the step, what stays on the host."""
 
 import dataclasses
 import time
@@ -107,7 +107,7 @@ def test_large_tables_are_read_by_rows_with_the_same_bits(monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16])
 def test_integers_arrive_in_a_dtype_that_gpus_keep_and_the_tower_gives_back_their_own(dtype):
-    """TensorFlow keeps function arguments on a GPU, but for int32."""
+    """TensorFlow keeps function arguments on a GPU, except int32."""
     seen = set()
 
     class Ids(keras.layers.Layer):
@@ -147,7 +147,7 @@ def test_parts_are_uint8_on_their_towers_before_the_step():
 
 
 def test_nothing_tunes_the_iterators_of_devices():
-    """Their deletion would wait for the tuning threads, for seconds."""
+    """Otherwise the deletion of these iterators would wait for their tuning threads, for seconds."""
     batches = tf.data.Dataset.from_tensors(tf.zeros([4])).repeat()
     own = device_iterator(batches, cpus(2).towers, ahead=1)
     assert [one.device.rpartition("device:")[2] for one in next(own)] == ["CPU:0", "CPU:1"]
@@ -174,7 +174,7 @@ def placed_on_two(batches: tf.data.Dataset, **given):
 
 
 def test_microbatches_know_their_examples_and_idle_towers():
-    """Three examples in two microbatches on two towers: the second one's second tower is idle, with an example."""
+    """Three examples in two microbatches on two towers: in the second one tower 1 is idle, with an example."""
     batch = Batch(tf.constant([7, 8, 9]))
     for divided in ({"microbatches": 2}, {"accumulation": 2}):
         found = next(placed_on_two(tf.data.Dataset.from_tensors(batch), **divided))
@@ -191,7 +191,7 @@ def test_microbatches_of_several_calls_are_cut_at_once():
 
 
 def test_the_next_batch_is_read_before_it_is_asked_for_and_few_more_are():
-    """Each takes memory: with one part waiting on each device TensorFlow reads five ahead, with none three."""
+    """Each batch takes memory: TensorFlow reads five ahead if a part waits on each device, three if none does."""
     read = []
     numbers = tf.data.Dataset.range(1000).map(lambda index: tf.numpy_function(_noted(read), [index], tf.int64))
     batches = numbers.map(lambda number: Batch(tf.fill([4], number)))

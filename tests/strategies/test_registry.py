@@ -70,7 +70,7 @@ def test_an_argument_of_another_type_is_refused(changed, parts):
     ],
 )
 def test_an_argument_of_another_strategy_is_refused(name, given, able):
-    """Ignored, it would leave its caller with a run of another kind."""
+    """If the argument were ignored, the run would be of another kind than its caller wants."""
     (argument,) = given
     with refused(f"{argument}=... with strategy {name!r}", able, f"omit {argument}"):
         build_strategy(name, small_task(), cpus(2), StepOptions(), **given)
@@ -90,7 +90,7 @@ def test_an_option_of_another_type_is_refused(given, parts):
 
 
 def test_a_seed_may_be_a_numpy_integer():
-    """Keras takes none."""
+    """Keras itself refuses NumPy integers."""
     assert build_strategy("towers", small_task(), cpus(1), StepOptions(seed=np.int64(4))).step == 0
 
 

@@ -1,4 +1,4 @@
-"""What a run computes, as plain values: every kind of setting, and which changes are seen."""
+"""A run's settings as plain values: every kind of setting, and which changes are seen."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def task(**fields):
 
 
 def seen(before, now):
-    """The changes from one value to another, after a way through JSON as in a checkpoint."""
+    """The changes from one value to another, after both went through JSON as in a checkpoint."""
     found = json.loads(json.dumps(plain_settings({"it": before}), allow_nan=False))
     return changes(found, plain_settings({"it": now}))
 
@@ -86,7 +86,7 @@ class TestTheSameInAllProcesses:
             check_same({"worker:0": same, "worker:1": same, "worker:2": same | {"optimizer.momentum": 0.5}})
 
     def test_a_cause_is_named_before_what_follows_from_it(self):
-        """Another network has other parameters; another optimizer has another default of the learning rate."""
+        """Another network has other parameters; another optimizer has another default learning rate."""
         small, large = (
             common_settings(
                 small_task(network=network),

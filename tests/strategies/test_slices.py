@@ -75,7 +75,7 @@ def test_what_it_refuses(name, devices, options, parts):
 
 
 def normed_task() -> TinyTask:
-    """Layers that are divided, and a normalisation layer between them, which is whole."""
+    """A task with layers that are divided, and a normalisation layer between them that is not."""
 
     def build():
         hidden, norm = layers.Dense(16, name="hidden"), layers.LayerNormalization(name="norm")
@@ -103,7 +103,7 @@ def beta_or_kernel(path, shape):
 )
 @pytest.mark.parametrize("scales", [norm_biases, beta_or_kernel], ids=["whole", "sliced"])
 def test_rates_by_parameter_equal_one_device(name, devices, scales):
-    """In float64, with weight decay, which the factor leaves alone; of whole parameters and of slices."""
+    """In float64, for whole parameters and slices; with weight decay, which the factor does not change."""
     decaying = Momentum(weight_decay=0.1, decays=everything)
     expected, found = (
         build_strategy(

@@ -37,7 +37,7 @@ class TestAddresses:
                 listening(Member("worker", 1, address))
 
     def test_listening_on_an_address_that_was_used_a_moment_ago(self):
-        """After the server closes a connection, the kernel remembers it for a minute."""
+        """The kernel remembers a connection that the server closed for a minute."""
         with socket.create_server(("127.0.0.1", 0)) as before:
             with socket.create_connection(before.getsockname()) as client:
                 before.accept()[0].close()
@@ -105,11 +105,11 @@ class TestWaiting:
 
 
 class TestWords:
-    """Processes that must have something in common say it to each other."""
+    """Waiting processes tell each other a word, such as their engine's name; the words must be equal."""
 
     @staticmethod
     def both_wait(words) -> list[Exception | None]:
-        """What two processes that wait for each other raise, each with its own word."""
+        """The errors of two processes that wait for each other, each with its own word; None without an error."""
         members = [Member("ps", index, free()) for index in (0, 1)]
         ended = [threading.Event(), threading.Event()]
 
@@ -120,7 +120,7 @@ class TestWords:
                 return error
             finally:
                 ended[rank].set()
-            # The other one may not have looked yet: TensorFlow's server listens next, and begins with this byte.
+            # The other process may not have looked yet: TensorFlow's server listens next, and sends this byte.
             with listening(members[rank]) as listener, waiting._Doorkeeper(listener, "\0", MAGIC):
                 ended[1 - rank].wait(WAIT_SECONDS)
             return None
@@ -167,14 +167,14 @@ class TestWords:
 
     @pytest.mark.timeout(60)
     def test_a_process_of_the_other_kind_is_noticed(self, monkeypatch):
-        """It tries again and again."""
+        """Because it connects again and again."""
         monkeypatch.setattr(waiting, "_INSISTS_SECONDS", 0.5)
         here, over = Member("ps", 0, free()), threading.Event()
 
         def speak():
             while not over.is_set():
                 with contextlib.suppress(OSError), connected_to(here) as other:
-                    # The listener at the end says nothing.
+                    # A time limit, because the listener at the end says nothing.
                     other.settimeout(1)
                     other.sendall(MAGIC + b"and more")
                     other.recv(100)
@@ -184,7 +184,7 @@ class TestWords:
         with refused("ps:0: a process connected that does not use engine='tensorflow'"):
             wait_for_all(here, [Member("ps", 1, free())], WAIT_SECONDS, word="tensorflow", other_kind=MAGIC)
         over.set()
-        # The speaker waits for somebody who listens.
+        # The speaker can't end before somebody listens.
         with listening(here):
             speaker.join(WAIT_SECONDS)
 
@@ -201,7 +201,7 @@ class TestWords:
             began = time.monotonic()
             idle[-1].settimeout(WAIT_SECONDS)
             assert idle[-1].recv(100) == b"tensorflow" and time.monotonic() - began < 1
-            # Long enough for it to look at what they said.
+            # Long enough for the waiting process to read what the strangers sent.
             time.sleep(4 * waiting._PROBE_SECONDS)
             assert not waited.done()
             with listening(last) as listener, waiting._Doorkeeper(listener, "tensorflow", MAGIC):
@@ -215,7 +215,7 @@ class TestWords:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waited = pool.submit(wait_for_all, here, [last], WAIT_SECONDS)
             connected_to(here).close()
-            # A worker that is not let in at once looks again.
+            # A worker that is not accepted at once tries again.
             for _ in range(2 * waiting._KEPT_CONNECTIONS):
                 connected_to(here).close()
             with listening(last):

@@ -1,4 +1,4 @@
-"""When XLA compiles by default: on one GPU, what it can compile."""
+"""When XLA compiles by default: on one GPU, if it can compile the model."""
 
 import dataclasses
 
@@ -59,7 +59,7 @@ def own_task(layer, shape=(5, 3)) -> OwnTask:
 
 
 class Computed(layers.Layer):
-    """Computes its result by a function."""
+    """A layer that computes a given function."""
 
     def __init__(self, function):
         super().__init__()
@@ -77,7 +77,7 @@ def as_text(inputs):
 
 
 def until_large(inputs):
-    """A loop whose backward pass keeps as many values as it had rounds."""
+    """A loop whose backward pass needs a value of each iteration, of which the number is unknown."""
     (found,) = tf.while_loop(lambda x: tf.reduce_sum(x * x) < 1e4, lambda x: [x * 1.5 + 1], [inputs])
     return found
 
@@ -87,7 +87,7 @@ def as_many_as_a_value_says(inputs):
 
 
 def rounded(inputs):
-    """XLA has a kernel for it, but not for its gradient."""
+    """An operation for which XLA has a kernel, but none for its gradient."""
     return tf.quantization.quantize_and_dequantize_v2(inputs, -1.0, 1.0)
 
 
@@ -125,7 +125,7 @@ def test_other_devices_do_not(devices):
     ],
 )
 def test_a_model_that_xla_can_not_compile(function, why):
-    """Forward or backward, by operations or by shapes."""
+    """It can't compile the forward or the backward pass, because of operations or of shapes."""
     found = choice(own_task(lambda: Computed(function)))
     assert not found.compiles
     assert why in found.why_not
@@ -137,7 +137,7 @@ def test_a_model_that_xla_can_not_compile(function, why):
 )
 @pytest.mark.parametrize("masks", [False, True], ids=["tower", "step"])
 def test_asked_for_it_says_so_in_one_line(function, why, masks):
-    """XLA compiles the tower, and where masks leave out updates all of the step."""
+    """XLA compiles the tower, or with masks the whole step."""
     devices = dataclasses.replace(cpus(1), masks=masks)
     strategy = towers_strategy(own_task(lambda: Computed(function)), devices, StepOptions(xla=True))
     with refused("xla=True: XLA can't compile the model's training pass", why, "use xla=False"):
@@ -160,7 +160,7 @@ def cut_noise(inputs):
 
 
 def test_random_numbers_stay_those_of_other_modes():
-    """XLA draws dropout's masks as TensorFlow does, but not every kind of numbers."""
+    """XLA draws dropout's masks as TensorFlow does, but not every kind of random numbers."""
     assert chosen(small_task(dropout=0.1))
     assert (
         "other random numbers in StatelessTruncatedNormalV2"

@@ -1,4 +1,4 @@
-"""Which kernels of GPUs TensorFlow has for the operations of a graph: known without a GPU, from its registry."""
+"""Which GPU kernels TensorFlow has for the operations of a graph: read from its registry, without a GPU."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tensorflow.python.framework import kernels
 
 from towers.hardware.gpu_kernels import made_on_host, read_on_host
 
-# The runtime computes them, or they are no computation.
+# Operations that the runtime computes, or that compute nothing.
 _WITHOUT_KERNEL = ("Placeholder", "NoOp", "PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -49,11 +49,11 @@ def _fits(kernel: kernel_def_pb2.KernelDef, operation: tf.Operation) -> bool:
 
 
 def waits_in(graph: tf.Graph, results: Sequence[tf.Tensor]) -> list[str]:
-    """Where the host would read what a GPU computed, as 'type > type': it waits until the GPU has come so far.
+    """Where the host would read, and so wait for, what a GPU computed, as 'type > type'.
 
     Args:
-      graph: all of it on a GPU, except operations on the host's device.
-      results: what is not needed for these is left out.
+      graph: a graph that is on a GPU, except operations on the host's device.
+      results: operations that these don't need are left out.
     """
     needed, waiting = set(), [tensor.op for tensor in results]
     while waiting:

@@ -1,4 +1,4 @@
-"""What the host waits for in the graph of a pass on a GPU: traced and optimized without one."""
+"""What the host waits for in the graph of a pass on a GPU; the graph is traced and optimized without a GPU."""
 
 import tensorflow as tf
 
@@ -16,8 +16,8 @@ def waits_of_tower(task: Task, kernels: LayerKernels = AS_ON_GPUS) -> list[str]:
     """The waits of a training pass, as `waits_in` gives them.
 
     Args:
-      task: what is trained.
-      kernels: of the tower.
+      task: the task.
+      kernels: kernels of the tower.
     """
     spec = _spec(task, "train")
     tower = TowerFunction(task, task.build_model(), kernels=kernels, batch_spec=spec)
@@ -25,7 +25,7 @@ def waits_of_tower(task: Task, kernels: LayerKernels = AS_ON_GPUS) -> list[str]:
 
 
 def waits_of_evaluation(task: Task, kernels: LayerKernels = AS_ON_GPUS) -> list[str]:
-    """As `waits_of_tower`, of an evaluation pass."""
+    """As `waits_of_tower`, for an evaluation pass."""
     model = task.build_model()
     evaluation = EvaluationFunction(task, model, kernels=kernels)
     return _waits_of(evaluation._evaluate, ModelVariables.of(model), _spec(task, "eval"))

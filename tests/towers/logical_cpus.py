@@ -1,15 +1,15 @@
-"""The devices of tests: the first few of the logical CPUs that conftest creates."""
+"""Devices for tests: the first few of the logical CPUs that conftest creates."""
 
 from towers.devices import Devices
 from towers.grid import Grid
 
 
 def cpus(num_towers: int, parameters: int = 0, **spread) -> Devices:
-    """Towers on the first CPUs, parameters on the CPU with index `parameters`, or spread over the towers'.
+    """Towers on the first CPUs; parameters on the CPU with index `parameters`, or spread over the towers' CPUs.
 
     Args:
       num_towers: number of towers.
-      parameters: index of the CPU of what is not spread.
+      parameters: index of the CPU for whatever is not spread.
       **spread: `sharded`, `replicated` or `zero` of `Devices`.
     """
     return Devices(
@@ -20,7 +20,7 @@ def cpus(num_towers: int, parameters: int = 0, **spread) -> Devices:
 
 
 def cpus_in_groups(grid: str, **spread) -> Devices:
-    """Towers of several of the first CPUs, as 'data:2,slice:2' says; `spread` as for `cpus`."""
+    """Towers of several CPUs each, by a grid such as 'data:2,slice:2'; `spread` as for `cpus`."""
     parsed = Grid.parse(grid)
     devices = cpus(parsed.num_devices, **spread)
     return devices.grouped(parsed.groups(devices.towers))

@@ -4,7 +4,7 @@ import pathlib
 
 
 def machine(folder: pathlib.Path, *, nodes: int, cores_per_node: int, threads_per_core: int = 1) -> pathlib.Path:
-    """A root with sys/devices/system. As Linux numbers CPUs: all first threads of cores, then all second ones."""
+    """A root with sys/devices/system. CPUs are numbered as by Linux: all cores' first threads, then the second."""
     cores = nodes * cores_per_node
     system = folder / "sys/devices/system"
     for cpu in range(cores * threads_per_core):

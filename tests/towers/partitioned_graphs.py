@@ -55,7 +55,7 @@ def recorded_graphs():
 
 
 def _origin(node, by_name):
-    """The node that computes a sent tensor, before all Identity nodes."""
+    """The node that computes a sent tensor, looking through Identity nodes."""
     node = by_name[_short(node.device), node.input[0].partition(":")[0]]
     return _origin(node, by_name) if node.op == "Identity" else node
 

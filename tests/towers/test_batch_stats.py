@@ -17,7 +17,7 @@ def average(old, new, weights_of_towers):
 
 
 def by_index(states) -> list[dict]:
-    """New states from states in which everything changes."""
+    """States as `combined` takes new ones, by index; everything has changed."""
     return [dict(enumerate(state)) for state in states]
 
 
@@ -45,7 +45,7 @@ def test_constants_are_unchanged_bit_for_bit():
 
 
 def test_infinity_that_no_tower_changes_stays():
-    """As in a causal mask that is a frozen weight."""
+    """For example in a causal mask that is a frozen weight."""
     mask = tf.constant([0.0, -np.inf, 1e38])
     np.testing.assert_array_equal(average(mask, [mask] * 2, weights(3, 1)), mask)
 
@@ -79,7 +79,7 @@ def test_first_takes_the_first_towers_state():
 
 
 def test_synced_averages_what_the_towers_did_not_exchange():
-    """Such as a mean that a layer of a user's own holds."""
+    """For example a mean in a user's own layer."""
     found = [
         batch_stats.combined([OLD], by_index([value] for value in NEW), weights(1, 5, 5), name)[0]
         for name in ("synced", "average")

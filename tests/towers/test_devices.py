@@ -106,12 +106,12 @@ def test_default_towers_have_the_fewest_cores_asked_for(cores, num_examples, cou
     [(6, 128, 3, 2), (48, 1024, 24, 2), (7, 192, 6, 1), (5, 128, 4, 1), (6, 256, 6, 1)],
 )
 def test_default_towers_leave_few_cores_idle(cores, num_examples, count, threads):
-    """But a tower of many threads is slower than its cores as towers of one thread each."""
+    """The balance: a tower of many threads is slower than as many towers of one thread."""
     assert default_towers(cores, num_examples) == count and threads_for(count, cores) == threads
 
 
 def default_of(cores: int) -> Devices:
-    """As `configure_devices` returns it on CPUs, without a number of towers."""
+    """The devices that `configure_devices` returns on CPUs without a number of towers."""
     return dataclasses.replace(cpus(cores), threads_per_tower=1, default_of_cores=cores)
 
 
@@ -134,7 +134,7 @@ def test_the_advice_uses_all_cores_or_is_left_out():
 
 
 class Gpus:
-    """Stands in for TensorFlow's functions on GPUs, which need some: what they were called with.
+    """Stands in for TensorFlow's functions that need GPUs, and records their arguments.
 
     Attributes:
       visible, growing: names of the GPUs that are visible, and of those whose memory grows.
@@ -263,7 +263,7 @@ print(json.dumps({{
 
 @pytest.fixture
 def in_new_process(tmp_path):
-    """A function: devices and threads of a new process that called `configure_devices(arguments)` and computed."""
+    """A function that returns devices and threads of a new process after `configure_devices(arguments)`."""
 
     def found(arguments: str) -> dict:
         (tmp_path / "program.py").write_text(PROGRAM.format(arguments=arguments))

@@ -46,7 +46,7 @@ def test_divided(gradient):
 
 
 def test_float64_is_divided_in_float64():
-    """A factor that was rounded to float32 would be wrong by 1e-8."""
+    """A factor rounded to float32 would be wrong by 1e-8."""
     found = gradients.divided(tf.ones([2], tf.float64), tf.constant(30.0, tf.float32))
     np.testing.assert_array_equal(found, [1 / 30, 1 / 30])
 

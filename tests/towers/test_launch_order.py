@@ -1,4 +1,4 @@
-"""Collectives that may be launched in any order get one, read in the graphs; the numbers stay, bit by bit."""
+"""Collectives that could be launched in any order get one order, as the graphs show; the bits stay the same."""
 
 import keras
 import pytest
@@ -13,7 +13,7 @@ from towers.tracing.traced_once import TracedOnce
 
 
 def ancestors(nodes: dict[str, list[str]], name: str) -> set[str]:
-    """Names of all operations that must run before one; `nodes` are the inputs of each operation."""
+    """Names of all operations that must run before `name`; `nodes` are the inputs of each operation."""
     found, waiting = set(), [*nodes[name]]
     while waiting:
         one = waiting.pop()
@@ -24,7 +24,7 @@ def ancestors(nodes: dict[str, list[str]], name: str) -> set[str]:
 
 
 def unordered_pairs(node_defs) -> tuple[int, int]:
-    """Number of collectives, and of pairs of them of which neither waits for the other."""
+    """Number of collectives, and of pairs of collectives in which neither waits for the other."""
     nodes = {node.name: [name.lstrip("^").partition(":")[0] for name in node.input] for node in node_defs}
     collectives = [node.name for node in node_defs if node.op.startswith("Collective")]
     before = {name: ancestors(nodes, name) for name in collectives}
@@ -43,14 +43,14 @@ def two_branches() -> keras.Model:
 
 @pytest.fixture(autouse=True)
 def towers_with_graphs_of_their_own(monkeypatch):
-    """As on GPUs."""
+    """Gives each tower a graph of its own, as on GPUs."""
     monkeypatch.setattr(strategies.towers, "_traced", lambda *_: TracedOnce)
 
 
 def towers_of(ordered: bool, **options):
     task = TinyTask(build=two_branches, examples=images(16), batch_size=8)
     strategy = trainer_of(task, 2, batch_stats="synced", **options)
-    # The tower is traced at its first step.
+    # In time, because the tower is traced at its first step.
     strategy.engine.tower.exchange.order = LaunchOrder() if ordered else None
     return strategy
 
@@ -85,7 +85,7 @@ def test_a_tower_ends_after_its_exchanges():
 
 
 def test_workers_launch_their_sums_in_one_order():
-    """Without an order of ours: TensorFlow runs these operations, which are stateful, as they were created."""
+    """They need no order of ours: TensorFlow runs stateful operations, as these are, in order of creation."""
     exchange = WorkerExchange(2, 0, WireOptions(algorithm="nccl", bytes_per_pack=8), channel=1)
 
     @tf.function(autograph=False)

@@ -46,7 +46,7 @@ def also_computed(table, ids, numbers):
 
 
 def in_a_loop(table, ids, numbers):
-    """Nothing outside of the loop's body can read the ids."""
+    """The ids of this lookup can't be read outside of the loop's body."""
     return layers.Lambda(lambda ids: ops.map(table, ids), output_shape=(3, WIDTH))(ids) + table(ids)
 
 
@@ -88,7 +88,7 @@ def test_a_subclass_may_look_up_otherwise():
 
 
 def looked_up_twice(table, ids, numbers):
-    """By the ids, and by ids that are computed from them; -1 is the last row, as in Keras."""
+    """Rows by the ids, and by ids computed from them; -1 is the last row, as in Keras."""
     return layers.Concatenate(axis=1)([table(ids), table((ids * 2) % 7 - 1)])
 
 
@@ -108,7 +108,7 @@ def test_ids_of_all_lookups():
 
 
 class Loss:
-    """As much of a task as a tower needs."""
+    """The part of a task that a tower needs."""
 
     def loss(self, outputs, batch):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.labels, outputs)
@@ -139,7 +139,7 @@ def test_a_tower_with_rows_gives_the_gradients_of_the_whole_table():
 
 
 def test_a_template_without_values():
-    """It is analysed alike and never gets the memory of its table."""
+    """A template is analysed in the same way and never allocates its table."""
     with tables_without_values():
         model = model_of(looked_up_twice)
     assert Lookups(model, SPEC).heights == {"table/embeddings": ROWS}

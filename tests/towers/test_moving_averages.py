@@ -8,7 +8,7 @@ from towers import batch_stats
 from towers.moving_averages import Microbatches, after_all
 
 DECAY = 0.9
-# By tower and microbatch. One microbatch is empty, tower 1 is idle in another one, tower 2 in all.
+# Weights by tower and microbatch. One microbatch is empty, tower 1 is idle in another one, tower 2 in all.
 WEIGHTS = np.array([[4.0, 1.0, 0.0, 2.5, 3.0], [1.0, 2.0, 0.0, 0.0, 3.5], [0.0, 0.0, 0.0, 0.0, 0.0]], np.float32)
 
 
@@ -17,7 +17,7 @@ def state(*shape) -> np.ndarray:
 
 
 def averaged_after_each(old, added, policy: str):
-    """One device: the towers' states become one after each microbatch."""
+    """The state of one device if the towers' states are averaged after each microbatch."""
     for index, weights in enumerate(WEIGHTS.T):
         if weights.any():
             new = [{0: DECAY * old + of_tower[index]} for of_tower in added]

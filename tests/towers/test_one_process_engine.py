@@ -171,7 +171,7 @@ def test_features_beyond_float16_are_named():
 
 
 def test_under_masks_features_are_checked_on_the_devices_that_have_them():
-    """As on GPUs, for which the host would wait in every step."""
+    """As on GPUs: a check on the host would wait for them in every step."""
     _, *own = cpus(3).towers
     devices = Devices(towers=tuple(own), parameters=own[0], masks=True, input_on_towers=True)
     made = build_strategy("towers", dense_task(8), devices, StepOptions(schedule=Constant(0.1)))
@@ -258,7 +258,7 @@ def word_task(rows: int = 20) -> TinyTask:
     ids=str,
 )
 def test_sparse_gradients_stay_sparse_and_exact(num_towers, accumulation, clipping, rows):
-    """Of a large table, towers get only the rows that the batch names."""
+    """Towers get only those rows of a large table that the batch uses."""
     rule, task = WatchedSGD(), word_task(rows)
     strategy = trainer_of(task, num_towers, rule=rule, clipping=clipping, accumulation=accumulation)
     assert bool(strategy.engine._lookups.heights) == (rows > 20)
@@ -366,7 +366,7 @@ def test_fused_batch_norm_off_gives_the_same_numbers():
 
 @pytest.mark.full
 def test_xla_gives_the_same_numbers():
-    """One tower's are compared in `tracing/test_drawn_numbers.py`."""
+    """For several towers; `tracing/test_drawn_numbers.py` compares those of one tower."""
     found = []
     for xla in (False, True):
         strategy = trainer_of(dense_task(8, batch_size=6), 3, xla=xla)

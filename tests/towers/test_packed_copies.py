@@ -62,7 +62,7 @@ def _moved(values, bytes_per_pack):
 def test_a_pack_has_at_most_its_bytes():
     graph = _moved.get_concrete_function([tf.TensorSpec([size]) for size in (1, 2, 3, 4, 2)], 16).graph
     packs = [operation for operation in graph.get_operations() if operation.type == "ConcatV2"]
-    # (2), (4), (3), (2 1): of 4 bytes each, from the end; one alone is not joined.
+    # Packs (2), (4), (3), (2 1) from the end, of 4 bytes a number; a tensor alone is not joined.
     assert [[int(part.shape[0]) for part in pack.inputs[:-1]] for pack in packs] == [[2, 1]]
     assert all(pack.device.endswith(FIRST) for pack in packs)
 
@@ -98,7 +98,7 @@ def task_with_statistics() -> TinyTask:
 
 @functools.cache
 def _run(make_task, packed: bool, spread: tuple, masks: bool = True, **options):
-    """Numbers, strategy, and graphs after three steps on three towers; masks as GPUs have them.
+    """Numbers, strategy and graphs after three steps on three towers, by default with masks as on GPUs.
 
     The numbers are parameters and state. No test trains the strategy further.
     """
@@ -154,5 +154,5 @@ def test_a_pair_of_devices_sends_few_tensors_whatever_the_number_of_variables(mo
     )
     assert packed.keys() == alone.keys()
     for pair, count in packed.items():
-        # What is not packed are scalars: weights, losses, the rate, and whether the step is finite.
+        # Scalars are not packed: weights, losses, the rate, and whether the step is finite.
         assert count <= 12 and count < alone[pair] / 2, (pair, count, alone[pair])

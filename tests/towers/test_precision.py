@@ -124,7 +124,7 @@ def test_the_scale_is_in_the_checkpoint():
 def test_an_overflow_halves_the_scale_and_skips(num_towers):
     strategy = trainer_of(dense_task(), num_towers, precision="float16")
     counters, before = strategy.checkpointables()["counters"], parameters_of(strategy)
-    # float16 ends at 65504, so gradients of single examples overflow.
+    # float16's largest number is 65504, so gradients of single examples overflow.
     counters["loss_scale"].assign(2.0**24)
     report = strategy.run_steps(1)
     assert report.skipped == 1

@@ -10,7 +10,7 @@ from tests.towers.user_errors import refused
 
 
 class Either(layers.Layer):
-    """A layer in a condition that holds, beside one that is not called."""
+    """Calls a layer in the branch of a condition that holds; the other branch calls none."""
 
     def __init__(self, inner: layers.Layer, **options):
         super().__init__(**options)
@@ -38,7 +38,7 @@ class Cell(layers.Layer):
 
 
 class Centred(layers.Layer):
-    """Subtracts the mean of its inputs: one that it assigns before, or one that has no gradient."""
+    """Subtracts the mean of its inputs: either a mean that it first assigns, or a mean without a gradient."""
 
     def __init__(self, assigns: bool, **options):
         super().__init__(**options)
@@ -56,14 +56,14 @@ class Centred(layers.Layer):
 
 
 class Noisy(layers.Layer):
-    """Adds random numbers of Keras's global generator, which no layer has."""
+    """Adds random numbers from Keras's global generator, which belongs to no layer."""
 
     def call(self, inputs):
         return inputs + keras.random.normal(ops.shape(inputs))
 
 
 class Measured(layers.Layer):
-    """A layer with a metric of its own, which is no weight of the model either."""
+    """A layer with a metric of its own, whose variables are no weights of the model either."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -75,7 +75,7 @@ class Measured(layers.Layer):
 
 
 class Counting(layers.Layer):
-    """Counts its calls in a variable of TensorFlow's own, beside one that it only reads."""
+    """Counts its calls in a plain TensorFlow variable; only reads another one."""
 
     def __init__(self, count, **options):
         super().__init__(**options)
@@ -197,7 +197,7 @@ def test_random_numbers_that_differ_in_each_step_are_drawn(stack):
 
 
 def test_keras_s_own_scope_would_accept_them():
-    """Or the tests above show nothing."""
+    """Otherwise the tests above would show nothing."""
     model = keras.Sequential([keras.Input((6, 6, 3)), layers.SpectralNormalization(layers.Conv2D(4, 3))])
     with keras.StatelessScope():
         model(ops.ones((1, 6, 6, 3)), training=True)

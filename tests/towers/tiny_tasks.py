@@ -20,7 +20,7 @@ NUM_CLASSES = 3
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """`dataset` without autotune, whose thread sleeps for up to seconds and delays the deletion of an iterator."""
+    """`dataset` without autotune, whose thread may sleep for seconds and so delay an iterator's deletion."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)

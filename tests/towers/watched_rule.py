@@ -1,4 +1,4 @@
-"""An update rule that notes what it is given."""
+"""An update rule that records its gradients' kinds."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from towers.updates.rules import SGD
 
 @dataclasses.dataclass(frozen=True)
 class WatchedSGD:
-    """SGD that notes, while it is traced, the kind of each parameter's gradient."""
+    """SGD that records, while it is traced, the kind of each parameter's gradient."""
 
     slot_names = ()
     num_steps = None

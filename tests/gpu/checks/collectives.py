@@ -7,7 +7,7 @@ from tests.gpu.fresh_process import tower_devices
 
 
 def fallback_of_nccl() -> None:
-    """The replicas' sums meet on one device, and are right."""
+    """The replicas' sums are computed on one device, and are right."""
     strategy = mirrored(tower_devices())
     operations = strategy.extended._cross_device_ops
     assert isinstance(operations, tf.distribute.ReductionToOneDevice), operations
@@ -21,6 +21,6 @@ def fallback_of_nccl() -> None:
 
 
 def nccl_on_one_whole_gpu() -> None:
-    """Of two logical GPUs the first one alone: a single replica needs no sum, and trains."""
+    """A single replica, on the first of two logical GPUs, needs no sum."""
     strategy = mirrored(tower_devices()[:1])
     assert float(strategy.run(lambda: tf.constant(2.0))) == 2.0

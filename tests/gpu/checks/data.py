@@ -21,7 +21,7 @@ _COUNT = (_SET_MIB << 20) // (32 * 32 * 3)
 
 
 def sets_stay_on_the_host(kind: str) -> None:
-    """After a task with a set of 256 MiB, its strategy, 2 steps and an evaluation GPU:0 never had 64 MiB."""
+    """With a set of 256 MiB, building a strategy, 2 steps and an evaluation use less than 64 MiB of GPU:0."""
     strategy = build_strategy("towers", _TASKS[kind](), towers(), StepOptions(rule=SGD(), schedule=Constant(0.01)))
     strategy.run_steps(2)
     strategy.evaluate(2)

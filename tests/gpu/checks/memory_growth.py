@@ -20,14 +20,14 @@ def a_process_leaves_the_rest_of_the_gpu() -> None:
     with tf.device(devices.towers[0]):
         assert float(tf.reduce_sum(tf.matmul(tf.ones([64, 64]), tf.ones([64, 64])))) == 64.0**3
     after = _used_mib()
-    # In a container the driver may not know the process by its number here.
+    # In a container the driver may not know the process by this id.
     used = after.get(str(os.getpid())) or after["all"] - before["all"]
     print(f"the process uses {used} MiB")
     assert 0 < used < _ALLOWED_MIB
 
 
 def _used_mib() -> dict[str, int]:
-    """MiB that the driver counts by process, and of the first visible GPU in all."""
+    """MiB in use, as the driver counts them: by process, and in all on the first visible GPU."""
     first, *_ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     processes = _asked("--query-compute-apps=pid,used_memory")
     (memory,) = _asked("--query-gpu=memory.used", f"--id={first}")

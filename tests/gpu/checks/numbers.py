@@ -1,4 +1,4 @@
-"""20 steps on GPUs beside the same steps on CPUs; steps that are reported late beside steps that are awaited."""
+"""Compares 20 steps on GPUs with the same steps on CPUs, and steps reported late with awaited steps."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,16 +8,16 @@ from tests.gpu.modes import strategy_of
 from tests.towers.logical_cpus import cpus
 
 STEPS = 20
-# Largest relative differences after so many steps; a loss is in float32. Adam on batch norms of two examples
+# (precision, steps, largest relative difference); a loss is in float32. Adam on batch norms of two examples
 # enlarges the rounding of float32: a change of 3e-7 in the initial weights becomes 6e-3 in the loss in 20 steps.
 COMPARED = (("float64", 20, 5e-7), ("float32", 3, 1e-3))
-# XLA rounds otherwise where images are prepared, in float32 too.
+# XLA rounds differently where images are prepared: there in float32, whatever the precision.
 LEAST = {"xla": 1e-4}
 TOLERANCE = 2e-3
 
 
 def several_steps(mode: str) -> None:
-    """As `beside_cpu`, four steps in an execution; not deterministic, because no graph has a clock then."""
+    """As `beside_cpu`, with four steps in an execution; not deterministic: a graph then has no clock."""
     beside_cpu(mode, steps_per_execution=4)
 
 
@@ -34,14 +34,14 @@ def beside_cpu(mode: str, **given) -> None:
 
 
 def late_reports(mode: str) -> None:
-    """Each started step has the report of one that is awaited, a call later; prints the seconds of both runs."""
+    """Late reports come one call later and equal those of awaited steps; prints the seconds of both runs."""
     awaited, started = (strategy_of(mode, towers(masks=True)) for _ in range(2))
     expected = [awaited.run_steps(1) for _ in range(STEPS)]
     before, *found = [*(started.start_steps(1) for _ in range(STEPS)), started.settle()]
     assert before is None and started.settle() is None
     assert [report.step for report in found] == [report.step for report in expected]
     np.testing.assert_allclose([one.loss for one in found], [one.loss for one in expected], rtol=TOLERANCE)
-    # The first steps trace and choose kernels.
+    # Without the first steps, which trace and choose kernels.
     seconds = [sum(report.seconds for report in reports[5:]) for reports in (expected, found)]
     print(f"{mode}: seconds of {STEPS - 5} steps: awaited {seconds[0]:.4f}, reported late {seconds[1]:.4f}")
 

@@ -1,4 +1,4 @@
-"""Which device has the parameters and slots, computes a tower, and what is sent within a step."""
+"""Which device has the parameters and slots, which computes a tower, and what is sent within a step."""
 
 import collections
 
@@ -19,7 +19,7 @@ from towers.options import StepOptions
 from towers.timeline.activities import tower_scope
 from towers.updates.schedules import Constant
 
-# The runtime's own operations, and values that stand wherever they are read.
+# The runtime's own operations, and values that are wherever they are read.
 _ANYWHERE = (
     "_Send",
     "_Recv",
@@ -51,7 +51,7 @@ def _short(device: str) -> str:
 
 
 def variables(mode: str) -> None:
-    """Where parameters and slots are, for modes that say so."""
+    """Parameters and slots are on the devices that the mode says."""
     first, second = map(_short, tower_devices())
     host, both = {"CPU:0"}, {first, second}
     expected = {
@@ -79,7 +79,7 @@ def tower_operations(mode: str) -> None:
     """Each tower's operations, the preparation of its input among them, are on its device."""
     nodes = _nodes_of_step(mode)
     for index, device in enumerate(map(_short, tower_devices())):
-        # A name is also part of the name of tower 10 and so on; there are two.
+        # With two towers, no tower's name is the beginning of another's.
         own = [node for node in nodes if node.name.startswith(f"{tower_scope(index)}/")]
         assert any("/prepare/" in node.name for node in own), "the tower does not prepare its input"
         # The host computes shapes and seeds.
@@ -109,14 +109,14 @@ def _is_of_integers(node) -> bool:
 
 
 def integers_stay(kind: str) -> None:
-    """No integer that a tower got or computed comes to the host."""
-    # Ids of rows go to where parameters are.
+    """No integer that a tower got or computed is sent to the host."""
+    # Ids of rows are sent to the device of the parameters.
     devices = towers(parameters=tower_devices()[0])
     strategy = build_strategy("towers", _TASKS[kind], devices, StepOptions(schedule=Constant(0.01)))
     with recorded_graphs() as graphs:
         strategy.run_steps(1)
     of_towers = tuple(f"{tower_scope(index)}/" for index in range(2))
-    # Also where a GPU's own operation reads in the host's memory.
+    # Also what a GPU's own operation reads in the host's memory.
     read = {
         node.attr["tensor_name"].s
         for node in graphs.nodes
@@ -131,7 +131,7 @@ def integers_stay(kind: str) -> None:
         and node.attr["tensor_name"].s in read
     ]
     found = [name for name in sent if name.startswith(of_towers)]
-    # Stand-ins have nothing in the memory of another device.
+    # CPUs that stand in for GPUs have nothing in another device's memory.
     assert STAND_IN or not found, found
     assert set(graphs.devices_of("StatelessRandomUniformFullInt")) <= {"CPU:0"}
 

@@ -1,4 +1,4 @@
-"""A module is imported inside context managers, whoever imports it first."""
+"""A module is imported inside its context managers, whichever module imports it first."""
 
 import contextlib
 import copy

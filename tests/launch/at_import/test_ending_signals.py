@@ -13,7 +13,7 @@ DIES = "import os, signal\nos.write(2, b'a notice\\n')\nos.kill(os.getpid(), sig
 
 @pytest.fixture(params=["SIGTERM", "SIGINT", "SIGHUP"])
 def number(request, tmp_path):
-    """A signal; a `tensorflow` in the folder sends it to the process that imports it."""
+    """A signal; a module `tensorflow` in the folder sends it to the process that imports the module."""
     (tmp_path / "tensorflow.py").write_text(DIES.format(request.param))
     return request.param
 

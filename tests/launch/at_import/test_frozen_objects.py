@@ -1,10 +1,10 @@
-"""No garbage is collected among what imports make, nor when a program ends."""
+"""Objects that imports make are never searched for garbage, and no garbage is collected when a program ends."""
 
 import pytest
 
 from tests.launch.programs import run
 
-# In the place of TensorFlow, to see what it sees while it is imported.
+# Stands in for TensorFlow: records whether garbage is collected during its import, and makes objects.
 STAND_IN = "import gc\nenabled = gc.isenabled()\nmade = [[] for _ in range(1000)]\n{end}\n"
 
 

@@ -33,7 +33,7 @@ def test_a_program_of_launch_ends_with_one_line(program, tmp_path):
 
 
 def test_a_program_of_the_user_gets_an_import_error(tmp_path):
-    """The numpy backend is always installed."""
+    """Here with the numpy backend, which is always installed."""
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "numpy"}))
     done = python("-c", "import launch", cwd=tmp_path, KERAS_HOME=str(tmp_path))
     assert done.returncode == 1

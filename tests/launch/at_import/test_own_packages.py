@@ -10,8 +10,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SIDE_BY_SIDE = "towers, models, strategies and launch must be found in one folder"
-NO_SITE_PACKAGES = ("-S",)  # where this project may be installed
-# What `pip install -e` adds to sys.meta_path: it finds this project after whatever lies on sys.path.
+NO_SITE_PACKAGES = ("-S",)  # this project may be installed there
+# The finder that `pip install -e` adds to sys.meta_path: it finds this project only if no folder of sys.path does.
 EDITABLE = f"""
 import importlib.util, sys
 class Editable:

@@ -59,7 +59,7 @@ def test_mirrored_strategy_is_quiet(tmp_path):
 
 @pytest.mark.full
 def test_a_program_that_imports_tensorflow_first_hears_nothing_of_cuda(tmp_path):
-    """What TensorFlow prints while it is imported is out of reach then; the look for GPUs is not."""
+    """Notices of TensorFlow's own import can't be prevented then; those of the search for GPUs can."""
     program = "import os, sys, tensorflow\nos.write(2, b'imported\\n')\nfrom towers import configure_devices\n"
     program += "configure_devices(num_towers=1)\n"
     done = run("-c", program, cwd=tmp_path)

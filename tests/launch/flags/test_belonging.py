@@ -1,4 +1,4 @@
-"""A flag that would do nothing beside the others is refused; defaults and the values of a recipe are not."""
+"""A flag that has no effect with the others is refused; defaults and the values of a recipe are not."""
 
 import pytest
 

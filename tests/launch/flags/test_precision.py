@@ -1,4 +1,4 @@
-"""--precision=auto becomes one precision, the same in every file; a slow precision says what it costs."""
+"""--precision=auto becomes one precision, the same in every file; a run says what a slow precision costs."""
 
 import json
 import re
@@ -21,7 +21,7 @@ FLAGS = absl_flags.FLAGS
 
 
 def chosen(*instructions: str, onednn=True, monkeypatch) -> str:
-    """What auto becomes on such a CPU."""
+    """The precision that auto becomes on a CPU with these instructions."""
     monkeypatch.setattr(resolving, "runs_onednn", lambda: onednn)
     devices = Devices(towers=(CPU,), parameters=CPU, cpu_instructions=frozenset(instructions))
     return resolving.chosen_precision(devices)[0]
@@ -48,8 +48,8 @@ def test_what_auto_becomes(monkeypatch, instructions, given, expected):
     assert chosen(*instructions, **given, monkeypatch=monkeypatch) == expected
 
 
-# A worker of a ring that measures bfloat16 as faster than float32 if it is the second one, on a CPU of which the
-# instructions alone don't tell.
+# A ring's worker on a CPU whose instructions alone don't decide the precision. The first worker measures bfloat16
+# as slower than float32, the second one as faster.
 _UNEQUAL = """
 import sys
 
@@ -67,7 +67,7 @@ train.cli()
 @pytest.mark.full
 @pytest.mark.timeout(240)
 def test_processes_on_such_cpus_choose_the_same(tmp_path):
-    """What each could measure differs a little, so none may decide by it."""
+    """Their measurements would differ a little, so no worker may decide by its own."""
     (tmp_path / "own.py").write_text(_UNEQUAL)
     flags = ("--strategy=ring", "--engine=own", "--precision=auto", "--steps=2")
     command = ("own.py", *(flag for flag in TINY[2:]), *flags)
@@ -93,7 +93,7 @@ def test_auto_is_resolved_in_all_files_and_a_resumed_run_keeps_its_own(tmp_path)
     saved = (tmp_path / "run" / "flags.txt").read_text().splitlines()
     assert f"--precision={note}" in saved
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["flags"]["precision"] == note
-    # As if it had been trained on another CPU.
+    # As if the run had been trained on another CPU.
     other = "bfloat16" if note == "float32" else "float32"
     text = "\n".join(f"--precision={other}" if line.startswith("--precision=") else line for line in saved)
     (tmp_path / "run" / "flags.txt").write_text(text + "\n")
@@ -130,7 +130,7 @@ def test_the_cost_is_that_of_the_kernels_that_run(monkeypatch, instructions, fla
 @pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_slow_precision_says_what_it_costs(tmp_path):
-    """By TensorFlow's own kernels; by ours float16 costs little."""
+    """With TensorFlow's own kernels; with ours float16 costs little."""
     flags = ("--precision=float16", "--notuned_for_cpu", "--steps=1", "--dry_run")
     done = run_forked(*TINY, *flags, cwd=tmp_path)
     (line,) = [line for line in done.err.splitlines() if "times slower" in line]

@@ -13,7 +13,7 @@ GRID = "stage:2"
 
 @pytest.mark.parametrize("strategy, grid", [("ring", None), ("pipeline", GRID)])
 def test_the_grid_of_a_run_of_several_processes_is_not_that_of_one(tmp_path, strategy, grid):
-    """A run on a ring is read by towers of one device, which have no grid."""
+    """Programs read a ring's checkpoints with towers of one device each, which have no grid."""
     (tmp_path / FLAG_FILE).write_text(f"--task=text\n--grid={GRID}\n--microbatches=4\n--strategy={strategy}\n")
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
@@ -23,7 +23,7 @@ def test_the_grid_of_a_run_of_several_processes_is_not_that_of_one(tmp_path, str
 
 
 def test_what_only_training_uses_does_not_forbid_other_flags(tmp_path):
-    """As --strategy=mirrored and --accumulation=2, which exclude several steps in an execution."""
+    """For example --strategy=mirrored and --accumulation=2, which exclude several steps in an execution."""
     (tmp_path / FLAG_FILE).write_text("--task=text\n--steps_per_execution=8\n")
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
@@ -57,7 +57,7 @@ def test_a_file_of_flags_that_was_changed_is_refused(tmp_path, contents, parts):
 
 
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path):
-    """As one that this user may not enter, but also for root."""
+    """Stands for a folder that this user may not enter; this one fails for root too."""
     folder = tmp_path / ("x" * 300)
     for read in (load_flags, lambda given: saved_precision(tmp_path / given)):
         with refused(f"{folder}/{FLAG_FILE}: can't be read", "too long"):

@@ -1,4 +1,4 @@
-"""Bytes read and written."""
+"""Numbers of bytes are read from text and written as text."""
 
 import pytest
 

@@ -119,11 +119,11 @@ def test_each_device_holds_its_part_of_the_states(columns):
     assert sum(parameters[name] for name in stages) == DENSE
     assert sum(slots[name] for name in stages) == 2 * DENSE
     assert (slots["ps, worker"], slots["ps, 1 of 2 servers"]) == (0, DENSE)
-    # Of each of two workers, and a copy of the one that is applied; a server has half of the parameters.
+    # The gradients of two workers, and a copy of the one that is applied; a server has half of the parameters.
     assert columns["ps, 1 of 2 servers"].device.gradients_bytes == 3 * DENSE / 2
     assert slots["ring, ZeRO-1, 1 of 2 workers"] == DENSE
     collectives = [columns[f"ring, {zero}1 of 2 workers"].device.collectives_bytes for zero in ("", "ZeRO-1, ")]
-    # All gradients fit a pack. While parameters are gathered, this network has nothing larger.
+    # All gradients fit into one pack. While parameters are gathered, this network has nothing larger.
     assert collectives[0] == 2 * DENSE and DENSE / 2 <= collectives[1] < DENSE
 
 
@@ -181,7 +181,7 @@ def test_shares_are_those_of_modes_with_as_many_towers():
 
 
 def test_the_memory_of_a_rule_with_a_condition():
-    """What its branches are colocated with is not there once TensorFlow's optimizer has inlined them."""
+    """TensorFlow's optimizer inlines its branches, whose operations are then colocated with removed ones."""
     options = StepOptions(rule=Lookahead(rule=Adam(), num_updates=10, every=5))
     modes = ProcessModes(dense_task(64), cpus(1), options)
     assert modes.memory(ProcessMode(name="1 tower", num_devices=1)).in_all(64).total_bytes > 0
@@ -207,7 +207,7 @@ def test_the_command_line_loses_the_flags_of_another_grid():
     ],
 )
 def test_the_mode_whose_largest_batch_is_found(settings, devices, name):
-    """A grid is not always given, and the towers of a ring's worker have no ZeRO between them."""
+    """--grid may be missing, and the towers within a ring's worker have no ZeRO between them."""
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
         for flag, value in settings.items():
@@ -220,7 +220,7 @@ def test_the_mode_whose_largest_batch_is_found(settings, devices, name):
 
 @pytest.mark.parametrize("strategy", [PIPELINE, BRANCHES])
 def test_the_balance_of_the_flags_is_measured_in_the_mode_that_they_choose(strategy, monkeypatch):
-    """The rows of other modes are predicted with the default."""
+    """Other modes are predicted with the default balance."""
     modes = run_of(dense_task(64)).modes
     monkeypatch.setattr(sys, "argv", ["memory", f"--strategy={strategy}", "--balance=time"])
     with flagsaver.flagsaver():
@@ -352,7 +352,7 @@ def test_a_verification_is_refused(tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path):
-    # Each mode is measured in a process of its own. Those of two devices take two minutes, and vary by the step.
+    # Each mode is measured in a process of its own. Modes of two devices take two minutes, and vary by the step.
     flags = ("--model=classic_cnn", "--batch_size=64", "--num_towers=1", "--measure", "--json")
     end = run_forked("-m", "launch.memory", *flags, "--device_memory=1GiB", cwd=tmp_path)
     assert end.code == 0, end.err
@@ -367,10 +367,10 @@ def test_measured_peaks_are_near_the_predicted_ones(tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_peaks_of_two_devices_are_near_the_predicted_ones(tmp_path, monkeypatch):
-    """The workspaces of TensorFlow's own convolutions, which meet on two threads, make these peaks.
+    """These peaks come from the workspaces of TensorFlow's own convolutions, of two threads at once.
 
-    So they hardly vary, but threads on busy cores run some step in an order that nobody predicts: one with
-    recompute=blocks was 6.8% above the others. So the prediction is held against the median and the largest of
+    So they hardly vary, but threads on busy cores run some step in an order that can't be predicted: one with
+    recompute=blocks was 6.8% above the others. So the prediction is compared with the median and the largest of
     five.
     """
     for name, value in {**USE_TRACED_ALLOCATOR, "TF_ENABLE_ONEDNN_OPTS": "0"}.items():

@@ -24,7 +24,7 @@ MODES = (
     columns.recomputed_blocks,
     columns.pipeline,
 )
-# Of the first one nothing is measured.
+# The first step is not measured.
 NUM_STEPS = 6
 
 

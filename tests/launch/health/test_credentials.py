@@ -13,7 +13,7 @@ from launch.health.variables import variables
 
 SECRET = "Xq7/+w@ d:\"k'%2=é"
 
-# Texts that contain a credential, which replaces {}.
+# Texts that contain a credential in place of {}.
 PATTERNS = (
     "https://user:{}@host/path",
     "https://{}@host",

@@ -1,6 +1,6 @@
-"""Why TensorFlow finds no GPU, in its own words.
+"""The reason why TensorFlow finds no GPU is quoted from its log.
 
-The first two logs are TensorFlow 2.21's, of processes without GPUs; the third is written after its source.
+The first two logs are of TensorFlow 2.21 without GPUs; the third is written by hand, from TensorFlow's source.
 """
 
 import os

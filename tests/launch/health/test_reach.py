@@ -100,7 +100,7 @@ def test_a_port_is_free_or_taken():
 
 
 def test_the_port_of_a_server_that_has_just_ended_is_free():
-    """Connections that the server closed first linger for a minute; a new server may listen all the same."""
+    """Connections that the server closed first stay in the kernel for a minute; a new server can still listen."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))

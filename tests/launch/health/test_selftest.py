@@ -48,14 +48,14 @@ def test_both_workers_get_one_cluster_no_gpu_and_the_timeout(found):
 @pytest.mark.full
 @needs_private_network
 def test_only_the_workers_reach_their_servers(found):
-    """TensorFlow's listen on every interface and ask for nothing."""
+    """TensorFlow's servers listen on every interface, without authentication, so the workers only have 'lo'."""
     program = "import socket; sys.exit(f'{[name for _, name in socket.if_nameindex()]}')"
     assert problem_of(found(program)).endswith("ended with exit code 1: ['lo']")
 
 
 @pytest.mark.full
 def test_the_worker_that_failed_first_is_named(found, monkeypatch, tmp_path):
-    """Worker 1 fails, then worker 0 loses its peer. The self-test sees both ends at the same time."""
+    """Worker 1 fails, then worker 0 loses its peer. The self-test notices both exits at the same time."""
     monkeypatch.setattr(selftest, "_POLL_SECONDS", 2.0)
     program = f"""
 mark = {str(tmp_path / "mark")!r}

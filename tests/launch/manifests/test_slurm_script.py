@@ -121,7 +121,7 @@ def test_all_tasks_get_a_secret_that_is_drawn_for_the_job(tmp_path, monkeypatch)
 
 @pytest.mark.full
 def test_requeues_without_a_new_checkpoint_end(tmp_path):
-    """As of a job whose time limit is too short for its start; a new checkpoint allows as many again."""
+    """As when a job's time limit is too short for its start; a new checkpoint allows five more requeues."""
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     for number, step in enumerate((90, 100)):
@@ -189,7 +189,7 @@ def test_several_tasks_of_a_command_of_one_process_are_refused():
 
 
 def test_the_files_about_a_job_have_a_folder_before_its_first_task_starts(tmp_path):
-    """A task that is preempted while it starts leaves one of them: the job is requeued."""
+    """A task that is preempted while it starts writes such a file: the job is requeued."""
     directory, script = tmp_path / "runs" / "new", tmp_path / "job"
     command = ["sh", "-c", "exit 75", f"--directory={directory}"]
     script.write_text(batch_script(Job(), command))

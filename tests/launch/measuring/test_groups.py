@@ -86,7 +86,7 @@ def test_each_precision_of_cifar_fast_has_its_peer_without_a_folder_of_peers(pee
 
 @pytest.mark.parametrize("group", ["cifar_fast", "kinds_of_cpu"])
 def test_a_precision_that_is_left_out_has_no_peer(peers, group):
-    """PyTorch's bfloat16 takes minutes with AVX2 alone, beside nothing."""
+    """With AVX2 alone, PyTorch's bfloat16 takes minutes, and there is no row to compare it with."""
     with flagsaver.flagsaver(isa="avx2"):
         measured = [(row.work.strategy, row.work.precision) for row in GROUPS[group]() if not row.left_out]
     assert measured == [("towers", "float32"), ("torch", "float32")]
@@ -156,7 +156,7 @@ def test_the_group_gpu_needs_one(peers):
     peers_of_torch = [row for row in rows if row.work.strategy == "torch"]
     assert ["--device=cuda" in row.command for row in peers_of_torch] == [True]
     assert [row.work.precision for row in rows if row.work.strategy == "keras fit"] == ["float32", "bfloat16"]
-    # A GPU is busy with a batch that is large for a CPU.
+    # A batch that keeps a GPU busy is large for a CPU.
     assert {row.work.batch for row in rows} == {1024, 1024 * max(1, num_gpus())}
     if num_gpus() == 0:
         with flagsaver.flagsaver(group="gpu"), refused("--group=gpu", "no GPU"):
@@ -174,7 +174,7 @@ def test_the_group_gpu_needs_one(peers):
     ],
 )
 def test_pytorch_that_finds_no_gpu_is_left_out_of_the_group_gpu(peers, tmp_path, torch, expected):
-    """Its failing row would end the measurement of the rows behind it."""
+    """If its row failed, the rows after it would not be measured."""
     (tmp_path / "torch.py").write_text(
         f"import types\n{torch}\ncuda = types.SimpleNamespace(is_available=lambda: False)\n"
     )

@@ -1,4 +1,4 @@
-"""--isa reaches all measured processes, the peers as TensorFlow would run there, and the results name it."""
+"""--isa applies to all measured processes, also to peers as TensorFlow would run there; the results name it."""
 
 import subprocess
 import sys

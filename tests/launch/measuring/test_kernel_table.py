@@ -1,4 +1,4 @@
-"""The table of our own kernels beside TensorFlow's: medians over the rounds, and which are slower."""
+"""The table that compares our kernels with TensorFlow's: medians over the rounds, and which are slower."""
 
 from launch.benchmark import in_words
 from launch.measuring.case import Case, Work
@@ -8,7 +8,7 @@ from launch.measuring.tables import ratios, table
 
 
 def measured(*ratios_: float) -> dict:
-    """A round in which kernel i takes as many times as long as TensorFlow's 2 ms; all but the last are on."""
+    """A round in which kernel i takes `ratios_[i]` times TensorFlow's 2 ms; all kernels but the last are on."""
     last = len(ratios_) - 1
     return {
         "peak_memory_bytes": 1,

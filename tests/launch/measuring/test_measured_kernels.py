@@ -1,4 +1,4 @@
-"""The measurement of our own kernels: what it compares, which it says are on, and that it counts CPU time."""
+"""The measurement of our own kernels: what it compares, which it reports as on, and that it counts CPU time."""
 
 import time
 
@@ -92,7 +92,7 @@ def test_both_passes_run_on_the_kernel_in_its_precision_and_without_it_on_kerass
 
 
 def test_the_ratio_is_of_our_cpu_time_to_theirs():
-    """Theirs takes longer by the clock, because it waits."""
+    """TensorFlow's kernel takes longer by the clock here, because it waits."""
     FLAGS.measured_steps = 3
 
     def ours():

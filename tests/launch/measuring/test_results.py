@@ -24,7 +24,7 @@ def measured(rate: float, **more) -> dict:
 
 
 def found(**rates) -> dict:
-    """A benchmark of two towers, one tower and a peer, each with the given rates of its rounds."""
+    """A benchmark of two towers, one tower and a peer, each with the given rate in each round."""
     cases = [case("two"), case("one", count=1), case("peer", "other", is_peer=True)]
     rounds = {name: [measured(rate, time=SPLIT) for rate in own] for name, own in rates.items()}
     rounds |= {"peer": [{RATE: rate} for rate in rates["peer"]]}

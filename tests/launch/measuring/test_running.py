@@ -1,4 +1,4 @@
-"""A row's processes: their ends, the errors, the hosts, and that nothing is left of them."""
+"""A row's processes: how they end, their errors, their hosts, and that none is left behind."""
 
 import contextlib
 import json
@@ -63,7 +63,7 @@ if sys.argv[2] == "never":
 print("{}", flush=True)
 sys.exit(int(sys.argv[2]))
 """
-# Each worker ends as its word says: after so many seconds, with an exit code and a last line.
+# Each worker has an argument 'seconds,code,line': when it ends, its exit code and its last line.
 ENDS = """
 import json, os, sys, time
 seconds, code, line = sys.argv[1 + json.loads(os.environ["TF_CONFIG"])["task"]["index"]].split(",")
@@ -74,7 +74,7 @@ os._exit(int(code))
 
 
 def case(program: str, *arguments: str, link="none", count=0, name="row", **more) -> Case:
-    """A row whose processes run this text as their program."""
+    """A row whose processes run the text `program`."""
     processes = {"worker": count} if count else {}
     command = (sys.executable, "-c", program, *arguments)
     return Case(name, Work("ring", count or 2, "tiny", 8, link=link), command, processes, **more)
@@ -121,7 +121,7 @@ def test_a_program_that_prints_no_measurement_is_an_error():
 
 class TestAFailureIsOneLineAtOnce:
     def fails(self, *ends: str) -> str:
-        """How the row fails if its workers end so."""
+        """The error of a row whose workers end as `ends` says."""
         began = time.monotonic()
         with pytest.raises(PeerLost) as caught:
             run(case(ENDS, *ends, count=len(ends)), timeout_seconds=50)
@@ -217,7 +217,7 @@ class TestNoHostIsLeft:
 
         with pytest.raises(Interrupted):
             run(case("import time; time.sleep(60)", link="1gbit", count=2), is_interrupted=is_interrupted)
-        # Two hosts and the switch.
+        # The namespaces of two hosts and the switch.
         assert made == [3, 3]
         assert namespaces() == []
 
@@ -241,7 +241,7 @@ def _children_in_hosts(pid: int) -> list[int]:
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         found = psutil.Process(pid).children(recursive=True)
-        # One may end between the two lines.
+        # A process may end between the two lines.
         with contextlib.suppress(psutil.NoSuchProcess):
             if len([one for one in found if "--measure=step" in " ".join(one.cmdline())]) == 2:
                 return [one.pid for one in found]

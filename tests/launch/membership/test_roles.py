@@ -29,7 +29,7 @@ def test_servers():
 
 
 def test_an_evaluator_of_servers_with_a_chief():
-    """Workers may be lost, and end when the chief has ended: the run goes well if the chief's does."""
+    """It follows the chief alone: workers may be lost, and the run succeeds if the chief does."""
     assert Roles(workers=1, ps=1, chief=True, evaluator=True).followed() == {"evaluator:0": ("chief:0",)}
 
 

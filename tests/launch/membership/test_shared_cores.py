@@ -52,7 +52,7 @@ def test_a_process_bound_to_some_cores_has_them_alone():
 
 @pytest.mark.usefixtures("some_cores")
 class TestOneContainer:
-    """Members that connect by a loopback address, on a machine that has more cores than they may use."""
+    """Members with loopback addresses, on a machine that has more cores than they may use."""
 
     CLUSTER = Cluster(addresses={"worker": ("localhost:1", "LOCALHOST:2", "localhost:3")}, role="worker", index=0)
 

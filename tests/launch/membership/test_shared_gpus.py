@@ -1,4 +1,4 @@
-"""Which GPUs of a machine are a process's own. Nothing here needs a GPU: their number is an argument."""
+"""Which GPUs of a machine are a process's own. These tests need no GPU: the number is an argument."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_more_processes_than_gpus():
 
 
 class TestGiven:
-    """A process that was given GPUs of its own has all that it finds."""
+    """A process that was given GPUs of its own uses all that it finds."""
 
     @pytest.mark.parametrize("at_start", [None, "0,1,2,3"])
     def test_the_launcher_knows_what_all_got(self, at_start):
@@ -111,7 +111,7 @@ class TestGiven:
         ],
     )
     def test_slurm_gives_each_task_its_own(self, of_slurm, driver):
-        """With control groups each task finds its own as number 0: CUDA_VISIBLE_DEVICES is 0 in all of them."""
+        """With control groups each task finds its own GPU as number 0: CUDA_VISIBLE_DEVICES is 0 in all tasks."""
         environ = STEP | {"CUDA_VISIBLE_DEVICES": "0"} | of_slurm
         assert own(1, RING, environ=environ, driver=driver).indices == (0,)
 
@@ -140,7 +140,7 @@ class TestGiven:
         ],
     )
     def test_too_few_for_all_but_named_are_this_process_s(self, environ, tmp_path):
-        """As in containers with a GPU each on the network of one machine, where all have one host."""
+        """For example containers with a GPU each, all in one machine's network and so with one host name."""
         assert own(1, RING, environ=environ, driver=tmp_path).indices == (0,)
         with refused("4 processes of this machine find 1 GPU"):
             own(1, RING, environ={"NVIDIA_VISIBLE_DEVICES": "all"}, driver=tmp_path)

@@ -317,7 +317,7 @@ def test_layouts_of_a_real_slurm(name, two_nodes, tmp_path):
     ended = two_nodes.run("srun", "--nodes=2", *options.split(), sys.executable, "-c", RECORD, cwd=tmp_path)
     assert ended.code == 0, ended.err
     tasks = recorded("task", tmp_path)
-    # Another Slurm may distribute ranks differently; `assert_ring` is what has to hold.
+    # Another Slurm may distribute ranks differently; only `assert_ring` must hold.
     assert " ".join(task["SLURM_NODEID"] for task in tasks) == nodes
     assert_ring(tasks)
 

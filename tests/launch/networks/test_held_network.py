@@ -1,4 +1,4 @@
-"""A private network that a process gives to others: who is in it, and that its own network stays."""
+"""A private network that a process gives to others: who can reach it, and that the process's own stays."""
 
 import os
 import socket

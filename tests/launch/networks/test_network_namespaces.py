@@ -1,4 +1,4 @@
-"""Commands that make hosts: each way in which one fails is the error that callers expect."""
+"""Commands that make hosts: however a command fails, it raises the error that callers expect."""
 
 import pytest
 

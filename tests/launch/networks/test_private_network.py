@@ -1,4 +1,4 @@
-"""A cluster's private network: from where a port can be reached that listens on every interface."""
+"""A cluster's private network: which processes can reach a port that listens on every interface."""
 
 import socket
 import subprocess
@@ -29,7 +29,7 @@ until_marked("tried")
 
 
 def reachable_from_here(folder, *flags) -> tuple[bool, str]:
-    """Whether this process can connect to a worker's port, and the output of another worker that could."""
+    """Whether this process can connect to a worker's port; and the output of a cluster whose workers can."""
     with launched(folder, SERVER, "--workers=2", *flags) as cluster:
         cluster.wait_for("reached")
         try:
@@ -78,7 +78,7 @@ except OSError as error:
 @pytest.mark.full
 @needs_private_network
 def test_a_system_that_refuses_a_later_step_leaves_the_process_in_its_network():
-    """As where a namespace may be made but its loopback interface may not be raised."""
+    """For example a system where a namespace may be made but its loopback interface may not be started."""
     done = subprocess.run(
         [sys.executable, "-c", REFUSED_LATE], env=environment(), capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""The guard kills the process groups that began and did not end."""
+"""The guard kills the process groups that have started and not ended."""
 
 import os
 import signal

@@ -42,7 +42,7 @@ def test_a_child_runs_on_its_cpus_alone():
     assert bound.stdout.strip() == str([max(before)]) and os.sched_getaffinity(0) == before
 
 
-# Writes a file, and waits for those of all others: the launcher ends servers and workers once their chief ended.
+# Writes a file, and waits for the others' files: the launcher ends servers and workers once their chief has ended.
 _SAYS = """
 import json, os, pathlib, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]
@@ -57,7 +57,7 @@ while len(list(pathlib.Path().glob("*:?"))) < 5:
 
 @pytest.mark.skipif("len(os.sched_getaffinity(0)) < 2", reason="two CPUs, for two nodes")
 def test_a_cluster_s_processes_run_on_their_nodes_and_know_who_shares_them(monkeypatch, tmp_path):
-    """Three workers of parameter servers as on two nodes; servers and their chief may use all CPUs."""
+    """Three workers of parameter servers, on what seem two nodes; servers and their chief may use all CPUs."""
     usable = sorted(os.sched_getaffinity(0))
     nodes = (usable[0], usable[0], usable[1])
     on_nodes = [{node} for node in nodes]

@@ -16,7 +16,7 @@ def exited(code, **how) -> Exit:
 
 
 LOST, FAILED = Exit(name="worker:2", code=5), Exit(name="worker:0", code=1)
-# The exits in order; whether a signal was forwarded; the cause; the exit code; whether to restart.
+# By case: the exits in order; whether a signal was forwarded; the cause; the exit code; whether to restart.
 CASES = {
     "success": ([FIRST, exited(0)], False, None, 0, False),
     "interrupted after a signal": ([FIRST, exited(75)], True, None, 75, False),
@@ -63,7 +63,7 @@ AWAITED = {
     "ps:0": ("chief:0", "worker:0", "worker:1"),
     **dict.fromkeys(("worker:0", "worker:1"), ("chief:0",)),
 }
-# Of a cluster with servers: the exits in order; the cause; the losses; the exit code.
+# Cases of a cluster with servers: the exits in order; the cause; the losses; the exit code.
 WITH_SERVERS = {
     "a killed worker": ([exited(-9), CHIEF, FIRST, SERVER], None, ["worker:1"], 0),
     "a stopped worker": ([CHIEF, FIRST, STOPPED, SERVER], None, ["worker:1"], 0),
@@ -95,7 +95,7 @@ def test_a_worker_of_servers_may_be_lost(exits, cause, lost, code):
 
 
 LOST_EVALUATOR = Exit(name="evaluator:0", code=-9)
-# Of a ring with an evaluator: the exits in order; the cause; the losses; the exit code.
+# Cases of a ring with an evaluator: the exits in order; the cause; the losses; the exit code.
 WITH_EVALUATOR = {
     "it is killed": ([LOST_EVALUATOR, FIRST, exited(0)], None, ["evaluator:0"], 0),
     "it is killed, later a worker fails": ([LOST_EVALUATOR, FIRST, exited(2)], "worker:1", [], 2),

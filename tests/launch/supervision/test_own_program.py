@@ -44,7 +44,7 @@ def test_installed_packages_are_not_put_before_the_standard_library(monkeypatch)
 
 
 def launched(folder, *command: str) -> subprocess.CompletedProcess:
-    """A cluster of one worker that runs a command, under a launcher that does not import from the folder."""
+    """Runs a command as a cluster's only worker, under a launcher that does not import from the folder."""
     inherited = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, "-P", "-c", START, *network_flags(), "--workers=1", "--", *command],

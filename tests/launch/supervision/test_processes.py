@@ -1,4 +1,4 @@
-"""A process of a cluster: the launcher sees that it is stopped, continues and ends."""
+"""The launcher sees when a process of a cluster is stopped, continues or ends."""
 
 import os
 import signal

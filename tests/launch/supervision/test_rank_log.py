@@ -10,7 +10,7 @@ from launch.supervision.rank_log import RankLog
 
 
 class Full(io.RawIOBase):
-    """A file of some bytes on a disk without room."""
+    """A file of 10 bytes on a full disk."""
 
     def tell(self):
         return 10

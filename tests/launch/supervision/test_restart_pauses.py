@@ -1,4 +1,4 @@
-"""How long the launcher waits before it restarts what fails again and again."""
+"""How long the launcher waits before it restarts a cluster that fails again and again."""
 
 from launch.supervision.restart_pauses import STABLE_SECONDS, RestartPauses
 

@@ -32,7 +32,7 @@ def test_skipped_steps_are_printed(skipped, capsys):
 
 
 def test_the_exit_code_of_a_stopped_run_whose_reader_is_gone(monkeypatch):
-    """Ctrl-C ends a `| tee` too."""
+    """Ctrl-C ends a `| tee` behind the program too."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stdout, pytest.raises(SystemExit) as exit:

@@ -140,7 +140,7 @@ for number in range({NUM_LINES}):
 
 
 def test_a_slow_reader_of_a_pipe_that_another_program_made_non_blocking(tmp_path):
-    """A full pipe is no pipe without a reader."""
+    """A full pipe does not mean that its reader is gone."""
     (tmp_path / "program.py").write_text(MANY_LINES)
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)

@@ -66,7 +66,7 @@ def test_sigterm_can_be_ignored_after_the_context():
 
 
 def test_the_first_process_of_a_container_ends_too(monkeypatch):
-    """The kernel keeps it from signals that it does not handle, also from its own."""
+    """The kernel keeps signals without a handler from this process, even those that it sends itself."""
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
     monkeypatch.setattr(signal, "raise_signal", lambda number: None)
@@ -82,7 +82,7 @@ def test_handlers_are_restored_after_an_error(context):
 
 
 def test_a_handler_that_python_did_not_set(monkeypatch):
-    """As of a program in C++ that embeds Python: Python knows none and can't set it again."""
+    """As in a C++ program that embeds Python: Python reports None for its handler and can't restore it."""
     set_handler, unknown = signal.signal, [None]
 
     def signal_of_python(number, handler):

@@ -1,4 +1,4 @@
-"""The guard kills the process that it is of, if that is stopped for too long."""
+"""The guard kills its process if that is stopped for too long."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def guarded(limit_seconds):
         yield process
     finally:
         process.kill()
-        # Standard error ends with the guard.
+        # The end of standard error shows that the guard has ended.
         process.communicate(timeout=20)
 
 
@@ -54,7 +54,7 @@ def test_a_process_that_continues_in_time_lives():
 
 
 def test_a_stranger_that_has_the_number_of_a_dead_parent_lives():
-    """A forked child of the parent may keep the guard's standard input open."""
+    """The guard may outlive its parent: a forked child of the parent can keep its standard input open."""
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(sleep) as stranger, subprocess.Popen(sleep, stdout=subprocess.PIPE) as waits:
         try:

@@ -1,4 +1,4 @@
-"""Which process must end, which is replaced and when: real processes without a cluster."""
+"""Which process the supervisor ends or replaces, and when: real processes without a cluster."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def supervised(*processes: Process, **options) -> Outcome:
 
 
 def test_a_worker_that_fails_when_nobody_needs_it_is_not_replaced(start):
-    """The chief has ended well, and the worker was killed at the same moment."""
+    """The chief has succeeded, and the worker failed at the same moment."""
     replaced = []
     processes = [start("chief:0", f"exit {binary.DONE}"), start("worker:0", f"exit {binary.PEER_LOST}")]
     for process in processes:
@@ -55,10 +55,10 @@ def test_a_worker_that_fails_when_nobody_needs_it_is_not_replaced(start):
 
 
 class Pause:
-    """Replaces a process after a pause. The others see that the pause has begun.
+    """Replaces a process after a pause. The other processes see when the pause has begun.
 
     Attributes:
-      others: a shell command that ends when the pause has begun, and the code with which it ends.
+      others: a shell command that ends once the pause has begun; its exit code must be appended.
       started: the processes that were started after the pause.
     """
 
@@ -109,7 +109,7 @@ def test_servers_are_needed_while_their_only_worker_is_to_be_replaced(start, tmp
 
 
 def test_an_evaluator_is_replaced_although_training_ends_during_the_pause(start, tmp_path):
-    """It still has to evaluate the last checkpoint."""
+    """The evaluator still has to evaluate the last checkpoint."""
     pause = Pause(start, "evaluator:0", tmp_path / "begun", seconds=0.5)
     outcome = supervised(
         start("worker:0", f"{pause.others} 0"),
@@ -122,7 +122,7 @@ def test_an_evaluator_is_replaced_although_training_ends_during_the_pause(start,
 
 
 def test_an_evaluator_ends_at_once_when_those_that_it_follows_have_failed(start):
-    """It does not notice by itself, and a restart would wait for it."""
+    """The evaluator does not notice by itself, and a restart would wait for it."""
     outcome = supervised(
         start("chief:0", f"exit {binary.PEER_LOST}"),
         start("evaluator:0", "exec sleep 600"),

@@ -1,4 +1,4 @@
-"""What towers prepare has the bits that the host would have computed, by operations that GPUs have kernels for."""
+"""Batches that towers prepare have the bits that the host would compute, by operations with GPU kernels."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_the_same_pixels_as_on_the_host(fill, padding):
     first_quick([{"flip": "alternating", "crop_fill": "reflect"}, {}, {"crop_padding": 2}, {"augment": False}]),
 )
 def test_prepared_batches_are_the_tasks_batches(fields):
-    """Through a part of a reader and a short batch, for both splits."""
+    """Also for one reader's part and for a short batch, in both splits."""
     task = task_of(**fields)
     assert isinstance(task, PreparesOnDevice)
     for split in ("train", "eval"):

@@ -15,7 +15,7 @@ SHA256 = "e76bf9890883f581"
 
 
 def drawn(indices, split="train", **sizes):
-    """Features and labels, as arrays."""
+    """Features and labels of these examples, as arrays."""
     features, labels = DrawnClicks(**sizes).gather(split, tf.constant(indices, tf.int64))
     return {name: column.numpy() for name, column in features.items()}, labels.numpy()
 

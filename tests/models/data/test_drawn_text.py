@@ -109,7 +109,7 @@ def test_the_entropy_is_that_of_the_chain(contexts):
     text = DrawnText()
     surprise = -np.log(chances(text, *contexts))
     assert abs(surprise.mean() - text.entropy) < 5 * surprise.std() / np.sqrt(surprise.size)
-    # Of the whole distribution after one pair of tokens.
+    # The entropy of the whole distribution after one pair of tokens.
     distribution = chances(text, np.full(31, 5), np.full(31, 9), np.arange(1, 32))
     assert distribution.sum() == pytest.approx(1)
     assert -(distribution * np.log(distribution)).sum() == pytest.approx(text.entropy)

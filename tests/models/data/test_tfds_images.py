@@ -30,7 +30,7 @@ def example(number):
 
 
 def prepare(folder, name, features, splits, make=example, num_shards=1, file_format=None):
-    """Lets TFDS write a set; `splits` has the numbers of the examples of each split."""
+    """Lets TFDS write a set; `splits` gives each split's examples, by number."""
 
     def info(self):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
@@ -225,7 +225,7 @@ def uniform(number):
 
 
 def memory_bytes(what: str) -> int:
-    """'VmRSS', the memory that this process has, or 'VmHWM', the most that it had."""
+    """This process's resident memory: 'VmRSS' now, 'VmHWM' at its peak."""
     (line,) = (
         line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith(what)
     )
@@ -318,6 +318,6 @@ def test_the_shared_cifar10_is_read_whole():
     assert (task.num_examples("train"), task.num_examples("eval")) == (50_000, 10_000)
     labels = np.concatenate([batch.labels for batch in task.dataset("eval", InputShard())])
     assert np.bincount(labels).tolist() == [1_000] * 10
-    # The usual constants fit the pixels.
+    # The usual normalisation constants fit these pixels.
     (batch,) = task.dataset("eval", InputShard()).take(1)
     np.testing.assert_allclose(batch.features.numpy().std(), 1, atol=0.1)

@@ -50,7 +50,7 @@ def build(name, **sizes):
 
 @functools.cache
 def built(name):
-    """One network of the seed 7, shared by the tests that do not change it."""
+    """A network with weights of seed 7, shared by the tests that don't change it."""
     return of_seed(7, name)
 
 

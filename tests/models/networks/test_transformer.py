@@ -80,7 +80,7 @@ def test_kernels_of_one_shape_are_drawn_apart():
 
 
 def test_the_graph_between_blocks_is_a_chain_of_stock_layers():
-    """So the model can be cut into stages there: one tensor crosses a cut, and the table at both ends."""
+    """So the model can be cut there: one tensor crosses a cut, besides the table that both ends use."""
     model = small()
     block_0, block_1 = model.get_layer("block_0"), model.get_layer("block_1")
     assert block_1.input.shape == block_0.output.shape == (None, LENGTH, 8)

@@ -1,4 +1,4 @@
-"""What the first batches tell: data that are the same for all processes, shuffled, augmented, or other data."""
+"""The first batches show whether data are the same for all processes, shuffled, augmented, or different."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_data_that_are_the_same_at_each_reading():
 
 
 def test_they_cover_features_labels_and_weights():
-    """A change of the last number of the first batches."""
+    """A change of the last number in the first batches is seen."""
     arrays, found = [X.copy(), np.stack([Y, Y], axis=1), np.ones(60, np.float32)], []
     for change in (None, 0, 1, 2):
         changed = [array.copy() for array in arrays]

@@ -1,4 +1,4 @@
-"""A model that a precision does not suit is refused in one line; other errors of models are not hidden."""
+"""A model that can't compute in a precision is refused in one line; other errors of models are not hidden."""
 
 import keras
 import pytest
@@ -7,7 +7,7 @@ from strategies.data_checks.built_model import built_model
 from tests.towers.tiny_tasks import TinyTask, images
 from tests.towers.user_errors import refused
 
-# As a user's file, of which messages name the line.
+# Compiled as a user's file, because messages name its line.
 USERS = """
 import keras, tensorflow as tf
 

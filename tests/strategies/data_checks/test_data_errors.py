@@ -1,4 +1,4 @@
-"""Mistakes in data that only a later batch shows: one line with the step, what was wrong and how to mend it."""
+"""Mistakes in data that only a later batch shows: one line with the step, what was wrong and how to fix it."""
 
 import keras
 import numpy as np
@@ -47,7 +47,7 @@ def failing() -> tf.data.Dataset:
 
 
 def uneven() -> tf.data.Dataset:
-    """From its third batch on, fewer labels than features."""
+    """Data with fewer labels than features from the third batch on."""
     labels = tf.constant(Y)
     return tf.data.Dataset.range(3).map(lambda index: (X[:20], labels[: tf.where(index < NUM_GOOD, 20, 19)]))
 
@@ -70,7 +70,7 @@ def strategy_of(**fields):
 
 
 def of_one_reading() -> tf.data.Dataset:
-    """A generator that was made once: the check before training uses it up."""
+    """Data from a generator that is made only once: the check before training uses it up."""
     generator = iter([(X[:20], Y[:20])] * NUM_GOOD)
     signature = (tf.TensorSpec((None, 5)), tf.TensorSpec((None,), tf.int64))
     return tf.data.Dataset.from_generator(lambda: generator, output_signature=signature)
@@ -132,7 +132,7 @@ def test_ids_out_of_range():
 
 
 def narrow() -> tf.data.Dataset:
-    """From its third batch on, features of another width."""
+    """Data with features of another width from the third batch on."""
 
     def batches():
         for index in range(4):
@@ -168,7 +168,7 @@ NEED_VALUES = {
 
 @pytest.mark.parametrize("name", NEED_VALUES)
 def test_a_users_own_code_that_needs_values_of_a_graph(name):
-    """Eagerly, as the first batch is checked, tensors have values."""
+    """The check before training does not find this: it runs eagerly, and eager tensors have values."""
     scaled, reason = NEED_VALUES[name]
 
     class Loss(keras.losses.Loss):
@@ -197,7 +197,7 @@ def test_a_users_own_code_that_needs_values_of_a_graph(name):
 def test_our_own_error_below_a_users_line_is_not_said_to_be_the_users():
     @tf.function(autograph=False)
     def step(count):
-        return pixels_in_row(count, 3)  # Of this project: it takes whole numbers only.
+        return pixels_in_row(count, 3)  # A function of this project, which takes whole numbers only.
 
     with pytest.raises(TypeError, match="SymbolicTensor"), readable_tracing("step 0"):
         step(tf.constant(4))

@@ -336,7 +336,7 @@ def test_a_mistake_is_one_line(name):
 
 
 def test_a_regularizer_that_fails_in_this_precision():
-    """Keras's own computes with a number of float32."""
+    """Keras's own regularizers compute with a float32 number."""
 
     def regularized():
         orthogonal = keras.regularizers.OrthogonalRegularizer(0.01)

@@ -1,4 +1,4 @@
-"""Labels out of range are named although the step, as on a GPU, only gets a loss that is not a number."""
+"""Labels out of range are named although the step, as on a GPU, only computes NaN as their loss."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ WRONG_STEP = 2
 
 
 def as_on_gpu(outputs, batch):
-    """The cross-entropy; in a graph NaN for a label that is no class, as TensorFlow's kernel for GPUs."""
+    """The cross-entropy; in a graph NaN for a label out of range, as by TensorFlow's kernel for GPUs."""
     if tf.executing_eagerly():
         return cross_entropy(outputs, batch)
     is_class = (batch.labels >= 0) & (batch.labels < NUM_CLASSES)
@@ -28,7 +28,7 @@ def as_on_gpu(outputs, batch):
 
 
 def strategy_of(mode="towers", labels=(), infinite=(), **options):
-    """Trains 5 batches of 8; `labels`: pairs (index of an example, label); `infinite`: indices of examples."""
+    """For 5 batches of 8; `labels`: pairs (index of an example, label); `infinite`: indices of examples."""
     examples = vectors(40)
     examples.features[list(infinite)] = np.inf
     for index, label in labels:

@@ -2,7 +2,7 @@
 
 python -m tests.strategies.distribute.frozen_program      with TF_CONFIG set
 
-A worker prints how often it pulled them; the chief, how far its values are from those of one device.
+A worker prints how often it pulled frozen weights; the chief, how far its values are from those of one device.
 """
 
 import os
@@ -38,7 +38,7 @@ def build() -> keras.Model:
 
 
 def trained(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The values after steps with frozen weights, and with others that a checkpoint might have set."""
+    """The values after steps with frozen weights, and steps after these were changed as by a checkpoint."""
     strategy.run_steps(4)
     strategy.collect()
     frozen = strategy.engine.state()["frozen/kernel"]

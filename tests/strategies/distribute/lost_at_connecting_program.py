@@ -1,4 +1,4 @@
-"""A chief of TensorFlow's servers whose others are lost when all have started: nobody listens any more."""
+"""A chief of TensorFlow's servers whose cluster is lost once all have started: nobody listens any more."""
 
 from launch import binary
 from launch.membership.free_ports import free_addresses

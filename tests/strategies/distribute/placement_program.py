@@ -1,4 +1,4 @@
-"""A process of a ring or of parameter servers on TensorFlow's engine, which tells where its step's operations are.
+"""A process of a ring or of parameter servers on TensorFlow's engine, which reports the devices of its operations.
 
 python -m tests.strategies.distribute.placement_program ring|ps      with TF_CONFIG set; a ring prints JSON
 """
@@ -26,7 +26,7 @@ OPTIONS = StepOptions(rule=Momentum(), schedule=Constant(0.1), seed=3)
 
 
 def on_a_ring(cluster) -> dict:
-    """Where a ring's step ran, and the class of its variables."""
+    """The devices on which a ring's step ran, and the class of its variables."""
     ring = join_ring(cluster, RingOptions(engine="tensorflow"), startup_timeout_seconds=60)
     strategy = build_strategy("ring", small_task(), cpus(2), OPTIONS, ring=ring)
     with recorded_graphs() as graphs:
@@ -42,7 +42,7 @@ def on_a_ring(cluster) -> dict:
 
 
 def on_servers(cluster) -> None:
-    """Two steps on servers. TensorFlow itself writes the graphs of the worker, which its environment requests."""
+    """Two steps on servers. TensorFlow itself writes the worker's graphs, as requested in its environment."""
     options = ServersOptions(engine="tensorflow")
     membership = ServersMembership(cluster=cluster, options=options, startup_timeout_seconds=60)
     membership = joined_servers(membership, num_cpus=2)

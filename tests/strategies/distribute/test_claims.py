@@ -26,12 +26,12 @@ def begun(*, first=0, stops_if_bad=True) -> Claims:
 
 
 def updates_of(claims: Claims) -> int:
-    """The number of updates that a step which begins now is told."""
+    """The number of updates so far, as the plan tells it to a step that begins now."""
     return claims.plan(0, 0)[0]
 
 
 def step(claims: Claims, number: int, *, since: int, run="run", **figures) -> bool:
-    """A whole step: claim and count; returns whether its update was to be applied."""
+    """Claims and counts a step; returns whether its update is to be applied."""
     figures = {**FIGURES, **figures}
     applied, _ = claims.claim(run, number, since, figures["finite"])
     claims.count(run, number, "worker:0", figures)
@@ -48,14 +48,14 @@ def test_a_step_that_runs_twice_is_applied_and_counted_once():
 
 
 def test_a_step_whose_worker_died_between_claim_and_count_is_counted_by_the_next_try():
-    """Nobody knows whether its update was applied, so it is not applied again."""
+    """Whether its update was applied is unknown, so it is not applied again."""
     claims = begun()
     assert step(claims, 0, since=0)
     assert claims.claim("run", 1, 0, True)[0]
     assert claims.done == 1
     assert not step(claims, 1, since=1)
     assert claims.done == 2
-    # The staleness is that of the update which was claimed.
+    # The staleness is that of the claimed update.
     assert dict(claims.report()["staleness"]) == {0: 1, 1: 1}
 
 
@@ -107,7 +107,7 @@ def test_steps_are_counted_in_any_order():
 
 
 def test_steps_of_another_run_are_refused():
-    """Another chief may have steps under way."""
+    """Another chief's steps may still be running."""
     claims = begun()
     assert not step(claims, 0, since=0, run="earlier run")
     assert claims.done == 0

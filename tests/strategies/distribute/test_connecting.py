@@ -1,4 +1,4 @@
-"""What the chief of TensorFlow's servers says of processes that are lost, and of what ended a worker's step."""
+"""What the chief of TensorFlow's servers says about lost processes, and about what ended a worker's step."""
 
 import pytest
 import tensorflow as tf

@@ -8,7 +8,7 @@ from strategies.distribute.coordinated_carrier import CoordinatedCarrier
 
 
 def scheduled(until: int, *, has_collectives: bool = False, rate: float = 0.0, **options) -> list[int]:
-    """The steps of each closure that is scheduled for steps 0 .. until - 1 at once."""
+    """The number of steps in each closure, if steps 0 .. until - 1 may be scheduled at once."""
     connection = types.SimpleNamespace(workers=range(2))
     graph = types.SimpleNamespace(has_collectives=has_collectives)
     named = {"schedule": float, "rule": None, "free_bytes": {}, "stops_if_bad": True, "lazily": False}

@@ -1,4 +1,4 @@
-"""What a process says of itself when the chief asks."""
+"""How a process describes itself when the chief asks."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ LIMIT_SECONDS = 20
 
 
 def answered(answer: Answer) -> dict:
-    """The first answer that says something."""
+    """The first answer that is not empty."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not (found := json.loads(answer.text())):
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""What the chief of ParameterServerStrategy makes of the devices that its workers describe."""
+"""What the chief of ParameterServerStrategy concludes from the devices that its workers describe."""
 
 from strategies.distribute.coordinated_roles import _devices_of_workers
 from towers.options import StepOptions
@@ -14,7 +14,7 @@ def described(threads, *instructions):
 
 
 def test_kernels_are_those_that_all_workers_can_run():
-    """One graph serves all: an instruction that a CPU lacks would end its worker."""
+    """All workers run one graph: an instruction that a worker's CPU lacks would end that worker."""
     found = _devices_of_workers(
         {"worker:0": described(1, "avx2", "avx512f"), "worker:1": described(4, "avx2"), "ps:0": {"free_bytes": 1}}
     )

@@ -14,13 +14,13 @@ from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 
 
 def test_only_the_process_s_own_gpus_and_the_memory_that_it_needs(monkeypatch):
-    """By default a server takes nearly all memory of all GPUs, also if its process has none of them."""
+    """By default a server takes nearly all memory of all GPUs, even if none of them is its process's."""
     running = context.context()
     gpus = [context.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU") for index in range(2)]
     cpus = tf.config.list_physical_devices("CPU")
     monkeypatch.setattr(running, "_physical_devices", [*cpus, *gpus])
     monkeypatch.setattr(running, "_memory_growth_map", dict.fromkeys(gpus, True))
-    # As on machines with GPUs, whose CPU is one device.
+    # As on machines with GPUs, where the CPU is one device.
     monkeypatch.setattr(running, "_virtual_device_map", {})
     monkeypatch.setattr(running, "_visible_device_list", [*cpus, gpus[1]])
     options = _session_config(2).gpu_options
@@ -31,7 +31,7 @@ def test_only_the_process_s_own_gpus_and_the_memory_that_it_needs(monkeypatch):
 
 @pytest.mark.timeout(60)
 def test_a_stop_signal_ends_a_server_whose_chief_has_ended_before_its_first_call(monkeypatch):
-    """It waited for as long as for the start, and the launcher killed it after two minutes."""
+    """Otherwise it would wait for as long as at the start, and the launcher would kill it after two minutes."""
     monkeypatch.setattr(helping_process, "wait_for_all", lambda *_, **__: None)
     monkeypatch.setattr(tf.distribute, "Server", lambda *_, **__: None)
     monkeypatch.setattr(helping_process, "_PROBE_SECONDS", 0.01)

@@ -1,4 +1,4 @@
-"""Functions that graphs of another process call: what the other process gets of their errors."""
+"""Functions that graphs of another process call: what that process learns about their errors."""
 
 import pytest
 import tensorflow as tf
@@ -7,12 +7,12 @@ from strategies.data_checks.data_errors import user_error_in
 from strategies.distribute.host_functions import HostFunctions, call
 from towers.errors import UserError
 
-# gRPC prints a longer message in each process, whole.
+# gRPC prints a longer message as a whole in each process.
 MOST_CHARACTERS = 3072
 
 
 def raises(error: Exception):
-    """A function that raises it because of an error with a long text, as TensorFlow's are."""
+    """A function that raises `error` from an error with a long text, as TensorFlow's have."""
 
     def function(value):
         try:

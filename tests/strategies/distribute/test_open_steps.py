@@ -17,7 +17,7 @@ class Run:
         return self.open.late(still_open, at_once=2)
 
     def until(self, seconds: float, *still_open: int) -> list[int]:
-        """The late steps, looking once a second while these ones are open."""
+        """The late steps found by a look once a second, up to `seconds`, while `still_open` are open."""
         found = []
         while self.now < seconds:
             self.now += 1.0
@@ -66,7 +66,7 @@ def test_a_late_steps_own_time_does_not_make_others_slower():
 
 
 def test_the_time_in_which_the_chief_did_not_look_does_not_count():
-    """As during an evaluation, or while TensorFlow held Python's lock."""
+    """For example during an evaluation, or while TensorFlow holds Python's lock."""
     run = Run(0, 1)
     assert run.until(1, 0) == []
     run.now = 100.0

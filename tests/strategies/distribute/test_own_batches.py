@@ -9,7 +9,7 @@ from towers.task import InputShard
 
 
 def test_a_closure_reads_the_batches_from_the_planned_one_on():
-    """Worker 1 of 2. A step that was claimed before is computed, but uses no batch."""
+    """For worker 1 of 2. A step that was claimed before is computed, but uses no batch."""
     dataset = as_batches(small_task().dataset("train", InputShard()))
     features = [batch.features.numpy() for batch in dataset.take(12)]
     index_of = {array.tobytes(): index for index, array in enumerate(features)}

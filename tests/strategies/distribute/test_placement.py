@@ -1,4 +1,4 @@
-"""On TensorFlow's engines variables, updates, towers and sums are where its strategies put them."""
+"""With TensorFlow's engines, variables, updates, towers and sums are on the devices of its strategies."""
 
 import collections
 import json
@@ -63,8 +63,8 @@ def test_servers_hold_the_variables_and_update_them(tmp_path):
     assert towers == {f"worker_replica:0_task:0_device:CPU:{index}" for index in (0, 1)}, found
     first, second = (f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in (0, 1))
     worker = graphs["worker_replica:0_task:0_device:CPU:0"]
-    # The closure's two arguments and the gradients; server 0 gets the figures, and tells the other the decision.
+    # The closure's two arguments and the gradients; server 0 also gets the figures, the other the decision.
     assert messages(worker, "ps") == {first: 4, second: 3}
-    # The parameters; and from server 0 the plan, once for a closure.
+    # The parameters; and from server 0 the plan, once in a closure.
     assert messages(graphs["ps_replica:0_task:0_device:CPU:0"], "worker").total() == 2
     assert messages(graphs["ps_replica:0_task:1_device:CPU:0"], "worker").total() == 1

@@ -1,4 +1,4 @@
-"""What replicas hand to TensorFlow's all-reduce."""
+"""What replicas pass to TensorFlow's all-reduce."""
 
 import types
 
@@ -8,7 +8,7 @@ from strategies.distribute import replica_exchange
 
 
 def test_gradients_of_two_dtypes_are_reduced_apart(monkeypatch):
-    """Over several processes TensorFlow packs the values of a call. LoRA's weights are float32 in any layer."""
+    """TensorFlow packs the values of a call over several processes. LoRA's weights are float32 in any layer."""
 
     def all_reduce(_, values):
         assert len({value.dtype for value in values}) == 1

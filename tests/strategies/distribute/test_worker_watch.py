@@ -14,7 +14,7 @@ PATIENCE = 0.05
 
 @contextlib.contextmanager
 def workers():
-    """Two workers that listen, and how the second one is lost."""
+    """Context manager: two workers that listen, and a function by which the second one is lost."""
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in (first, second)]
         yield [Member("worker", index, address) for index, address in enumerate(addresses)], second.close

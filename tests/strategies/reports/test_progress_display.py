@@ -108,7 +108,7 @@ def test_end_without_begin(shown):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_full_disk_ends_the_display_and_not_the_training(caplog, terminal):
-    """FORCE_COLOR draws the bar into a file too."""
+    """With a bar too, because FORCE_COLOR draws it into files."""
     with open("/dev/full", "w") as full:
         played(display(full, terminal=terminal))
     assert caplog.messages == ["progress can't be written (No space left on device): it is not shown from now on"]

@@ -1,4 +1,4 @@
-"""A report's sections reach every output, without an output knowing the mode that reports them."""
+"""A report's sections reach every output, although no output knows the mode that reports them."""
 
 import dataclasses
 import io

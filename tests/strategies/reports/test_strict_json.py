@@ -1,4 +1,4 @@
-"""JSON that strict readers take."""
+"""JSON that strict readers accept."""
 
 import json
 import math

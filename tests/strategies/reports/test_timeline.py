@@ -23,7 +23,7 @@ NUM_STEPS = 2
 
 
 def trained(strategy, directory, *, first=2, steps=6):
-    """Lines that were said of steps `first` and the next one."""
+    """Trains; returns the lines printed about steps `first` and `first + 1`."""
     said = []
     options = TrainerOptions(steps=steps, directory=directory, evaluate_every_epochs=None)
     Trainer(strategy, options, callbacks=[TimelineOfSteps(first, first + NUM_STEPS, say=said.append)]).fit()
@@ -37,7 +37,7 @@ def pipeline(schedule: str):
 
 @pytest.fixture(scope="module", params=["1f1b", pytest.param("zb_h1", marks=pytest.mark.full)])
 def run(request, tmp_path_factory):
-    """(schedule's name, run's directory, lines that were said)"""
+    """(schedule's name, run's directory, printed lines)"""
     directory = tmp_path_factory.mktemp("timeline") / "run"
     return request.param, directory, trained(pipeline(request.param), directory)
 

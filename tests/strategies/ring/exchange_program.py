@@ -181,7 +181,7 @@ def sizes_of_parts(num_workers: int) -> list[int]:
 
 
 def given_in_turn(way: Way) -> list[np.ndarray]:
-    """Variables by turns from each rank, and then all once more."""
+    """Variables after two broadcasts; each variable comes from one rank, the ranks in turn."""
     exchange = way.host_exchange()
     variables = [tf.Variable(value) for value in variables_of(way.rank)]
     roots = [index % way.ring.num_workers for index in range(len(variables))]
@@ -227,7 +227,7 @@ def write(file: pathlib.Path, found) -> None:
 
 
 def stay_until_all_waited(folder: pathlib.Path, num_waiting: int) -> None:
-    """Ends no worker early: its closed connections, or the heartbeats, would end the others' waits too soon.
+    """Keeps this worker alive: its closed connections, or the heartbeats, would end the others' waits too soon.
 
     A worker that crashes while it waits writes no file.
     """

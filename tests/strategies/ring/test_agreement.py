@@ -1,4 +1,4 @@
-"""What the workers of a ring do next, from the wishes of all."""
+"""What a ring's workers do next, decided from the wishes of all."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def test_the_first_worker_decides_when_to_save():
 
 
 def test_the_first_worker_decides_whether_to_evaluate():
-    """It alone has the run's files, which show what was evaluated."""
+    """Only the first worker has the run's files, which show what was evaluated."""
     assert decided(move(evaluate=True), move()).evaluate
     assert not decided(move(), move(evaluate=True)).evaluate
 
@@ -49,13 +49,13 @@ def test_workers_that_train_to_different_steps():
 
 
 def test_workers_that_evaluate_at_different_steps():
-    """Otherwise one would evaluate while the other trains, and both would take it for a lost connection."""
+    """Otherwise one would evaluate while the other trains, and to both it would look like a lost connection."""
     with refused("worker:1 evaluates at step 7", "worker:0 evaluates at step 9", "evaluate_every_steps"):
         decided(move(), move(evaluation=7))
 
 
 def test_workers_that_save_together_at_different_steps():
-    """As with ZeRO; otherwise the first worker alone saves, and the others need not know when."""
+    """With ZeRO workers save together; otherwise the first one saves alone, and the others need not know when."""
     decided(move(), move(checkpoint=5))
     with refused("worker:1 saves at step 5", "worker:0 saves at step 9", "checkpoint_every_steps"):
         decided(move(), move(checkpoint=5), save_together=True)

@@ -16,7 +16,7 @@ from towers.options import StepOptions
 @pytest.mark.full
 @pytest.mark.parametrize("zero, expected", [(0, [[4, 3], [4, 3]]), (3, [])])
 def test_each_worker_compiles_for_the_parts_of_its_towers(monkeypatch, zero, expected):
-    """Of 14 examples a worker has 7."""
+    """A worker has 7 of 14 examples."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     started = []

@@ -38,7 +38,7 @@ def test_the_worker_in_the_minority_is_named(other):
 
 
 def test_several_workers_in_the_minority_are_named():
-    """Each differs in another variable."""
+    """Each of these workers differs in a different variable."""
     message = drift_message([[8, 1], [0, 1], [0, 2], [0, 1], [0, 1]])
     assert message.startswith("worker:0, worker:2 drifted from the others: 2 of 2 variables")
 

@@ -1,4 +1,4 @@
-"""Towers of several devices on a ring: where their gradients are exchanged, one cut for all, what is refused."""
+"""Towers of several devices on a ring: where gradients are exchanged, one cut for all workers, what is refused."""
 
 import collections
 import dataclasses
@@ -42,7 +42,7 @@ def branched_task() -> TinyTask:
 
 @pytest.fixture
 def sent_sizes(monkeypatch) -> list[int]:
-    """The elements of each exchange of gradients. A stand-in for it: a call of the host, as over TCP."""
+    """The number of elements in each exchange of gradients, replaced by a call of the host, as over TCP."""
     sizes = []
 
     def sum_gradients(self, own):
@@ -57,7 +57,7 @@ def sent_sizes(monkeypatch) -> list[int]:
 
 
 def devices_of_exchanges(graphs) -> list[str]:
-    """In order of their names. PyFuncStateless is the clock of the step."""
+    """Devices of the exchanges, sorted. The step's clock is no PyFunc but PyFuncStateless."""
     return sorted(node.device.rpartition("device:")[2] for node in graphs.nodes if node.op == "PyFunc")
 
 
@@ -66,7 +66,7 @@ def test_each_stage_computes_exchanges_and_updates_on_its_device(sent_sizes):
     with recorded_graphs() as graphs:
         strategy.run_steps(1)
     on_each = {"CPU:0", "CPU:1"}
-    # The second stage's layer is as wide as its kernel and bias.
+    # Each stage sends the kernel and bias of its layer.
     assert sent_sizes == [4 * 5 + 5, 5 * 3 + 3]
     assert devices_of_exchanges(graphs) == ["CPU:0", "CPU:1"]
     for kind in ("MatMul", "ResourceApply"):
@@ -119,7 +119,7 @@ def test_the_engine_and_why():
 
 
 class Row:
-    """A `HostExchange` of the worker `rank`, whose first worker sends `numbers`."""
+    """Stands in for the `HostExchange` of worker `rank`; the first worker sends `numbers`."""
 
     def __init__(self, rank: int, numbers: list[int]):
         self.rank, self._numbers = rank, numbers
@@ -135,7 +135,7 @@ class Row:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_worker_decides_for_all(rank):
-    """A measurement gives each worker other numbers, and all must cut the model alike."""
+    """Each worker would measure different numbers, but all must cut the model in the same way."""
     measured = []
 
     def measure():

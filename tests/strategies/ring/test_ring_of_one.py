@@ -1,4 +1,4 @@
-"""Rings of one worker: a process may train one after another."""
+"""Rings of one worker: a process may train several, one after another."""
 
 from keras import layers
 
@@ -27,7 +27,7 @@ def task_of_width(width: int) -> TinyTask:
 
 
 def test_each_sums_its_own_statistics():
-    """TensorFlow remembers how many numbers a sum has, by the keys of group and sum."""
+    """TensorFlow remembers the length of each sum by the keys of group and sum, so rings need different keys."""
     for width in (5, 6):
         options = StepOptions(batch_stats="synced", schedule=Constant(0.1))
         ring = build_strategy("ring", task_of_width(width), cpus(2), options)

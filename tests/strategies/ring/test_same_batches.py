@@ -17,7 +17,7 @@ NAMES = ("worker:0", "worker:1", "worker:2")
 
 
 def checked(first: BatchChecksums, last: BatchChecksums, *, microbatches: int = 1, split: int = 0) -> None:
-    """Compares what three workers read of a split, the last one perhaps other data."""
+    """Checks what three workers read of a split: the first two `first`, the last one `last`."""
     found = np.zeros((3, 2, 5))
     found[:, :] = BatchChecksums().numbers(2)
     found[:, split] = [first.numbers(2), first.numbers(2), last.numbers(2)]
@@ -39,7 +39,7 @@ def test_workers_with_other_data_are_refused(split):
 
 def test_data_that_are_fine():
     checked(checksums(), checksums())
-    # Augmented at random, or shuffled anew in each pass.
+    # Augmented at random, or shuffled differently in each pass.
     checked(checksums(features=()), checksums(features=()))
     checked(checksums(), checksums(features=()))
     checked(checksums(keeps_order=False), checksums(keeps_order=False))

@@ -1,4 +1,4 @@
-"""Which stages of ZeRO a ring has, and on which engine. A ring of one process needs no other."""
+"""Which stages of ZeRO a ring offers, and with which engine. These rings have one process."""
 
 import dataclasses
 

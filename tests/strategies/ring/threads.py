@@ -66,7 +66,7 @@ def connection() -> tuple[socket.socket, socket.socket]:
 
 
 def at_once(made: Sequence[T], call: Callable[[T, int], Result]) -> list[Result]:
-    """The result of `call(one, rank)` for the one of each rank, all at the same time."""
+    """The results of `call(one, rank)` for each rank's element of `made`, all at the same time."""
     found: list = [None] * len(made)
 
     def of(rank: int) -> None:
@@ -82,11 +82,11 @@ def at_once(made: Sequence[T], call: Callable[[T, int], Result]) -> list[Result]
 
 
 class WorkersInThreads:
-    """Our own engine on some workers, with an even part of each batch each.
+    """Our own engine on some workers, each with an even part of the batch.
 
     Attributes:
       engines, hosts: the engine and the host's exchange of each rank.
-      graphs: with stage 3 of ZeRO each worker's graph of a step's tower.
+      graphs: with stage 3 of ZeRO, each worker's graph of a tower.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class WorkersInThreads:
     ):
         """Args:
         made: the connections of each rank.
-        task: the first batch of its training data is trained on.
+        task: task whose first training batch is used in each step.
         options: options of the step.
         zero: the stage of ZeRO; 0 for none.
-        devices: of each worker, or by rank; None for one CPU.
+        devices: devices of each worker, or by rank; None for one CPU.
         make_towers: makes the towers of a worker if each is several devices.
         """
         count = len(made)
@@ -154,7 +154,7 @@ class WorkersInThreads:
                 place=ring_placement(devices, exchange, towers, units),
                 **more,
             )
-            # Here, because Keras traces in one thread.
+            # Traced here, because Keras traces in one thread only.
             engine.train_function.get_concrete_function()
             self.engines.append(engine)
 
@@ -163,7 +163,7 @@ class WorkersInThreads:
         return [graph for engine in self.engines for graph in engine.towers[0].traced.graphs.values()]
 
     def train(self, num_steps: int, rate: float = 0.1) -> None:
-        """Some steps on all workers at the same time."""
+        """Trains some steps on all workers at the same time."""
 
         def steps(engine: RingEngine, rank: int) -> None:
             for _ in range(num_steps):

@@ -1,4 +1,4 @@
-"""How many bytes a step of workers in threads sends."""
+"""How many bytes workers in threads send in a step."""
 
 import contextlib
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from strategies.servers.wire import Connection
 
 LIMIT_SECONDS = 30
-# A thread that waits for so long was not woken.
+# A thread that waits this long was not woken.
 TOO_LONG = 10 * LIMIT_SECONDS
 
 

@@ -39,9 +39,9 @@ NUM_WORKERS, NUM_SERVERS = 3, 2
 PUSHES_OF_ONE = 20
 NUM_PUSHES = NUM_WORKERS * PUSHES_OF_ONE
 KEYS = tuple(f"value {turn}" for turn in range(10))
-# The key that the chief makes when a rule's servers accept no more connections.
+# The chief makes this key when a rule's servers accept no more connections.
 OVER = "over"
-# Large enough to be divided.
+# Large enough to be divided between servers.
 SHAPE = (64, 1024)
 RATE = 0.05
 TRAINED_STEPS = 200
@@ -53,7 +53,7 @@ def value_of(key: str) -> np.ndarray:
 
 
 def gradient_of(key: str) -> np.ndarray:
-    """No element is near 0, so each element shows a lost update."""
+    """A gradient without elements near 0, so that each element shows a lost update."""
     draw = np.random.default_rng(100 + KEYS.index(key))
     return (draw.choice([-1, 1], SHAPE) * draw.uniform(0.5, 1.5, SHAPE)).astype(np.float32)
 

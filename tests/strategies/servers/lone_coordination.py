@@ -1,4 +1,4 @@
-"""Server 0's coordination of two workers by itself, without connections."""
+"""Server 0's coordination of two workers, without connections."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from towers.updates.rules import SGD
 
 
 def lone_coordination(**options) -> Coordination:
-    """It has two parameters and stops at a step that is not finite; `options` are those of `ServersOptions`."""
+    """With two parameters; it stops at a step that is not finite. `options` are those of `ServersOptions`."""
     store, nobody = StoreHandlers(SGD(), Clipping()), Group((), ())
     found = Coordination(
         ServersOptions(engine="own", **options),

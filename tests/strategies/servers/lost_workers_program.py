@@ -2,7 +2,7 @@
 
 python -m tests.strategies.servers.lost_workers_program SECONDS     with TF_CONFIG set
 
-SECONDS  after which others compute the part of a worker that gives no gradient
+SECONDS  time after which others compute the part of a worker that gives no gradient
 SIGNAL   the number of a signal that the worker sends itself before it computes step AT_STEP
 """
 

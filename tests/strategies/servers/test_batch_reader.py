@@ -1,4 +1,4 @@
-"""Batches by index: from one pipeline as long as possible, because a user's own starts at its first batch."""
+"""Batches by index, from one pipeline for as long as possible: a user's own one starts at its first batch."""
 
 import tensorflow as tf
 
@@ -7,7 +7,7 @@ from tests.towers.user_errors import refused
 
 
 class Pipeline:
-    """A user's data: batch n is the number n. It counts what is read."""
+    """A user's data: batch n is the number n. Counts starts and reads."""
 
     def __init__(self):
         self.starts, self.reads = 0, 0
@@ -25,7 +25,7 @@ class Pipeline:
 
 
 def test_a_late_worker_reads_a_users_pipeline_once():
-    """It is turned away from each round that it began, and begins a later one."""
+    """The worker is turned away from each round that it begins, and then begins a later one."""
     pipeline = Pipeline()
     reader, wanted = BatchReader(pipeline.dataset, 1), range(0, 400, 3)
     assert [int(reader.read(index)) for index in wanted] == list(wanted)

@@ -23,7 +23,7 @@ FIGURES = {"examples": BATCH_SIZE, "busy_seconds": 0.0, "input_seconds": 0.0}
 
 
 class RunsAhead:
-    """A carrier whose workers do three steps more after each call of the chief, as far as they may."""
+    """A carrier whose workers compute three more steps after each call of the chief, if they may."""
 
     def __init__(self, strategy: ServersStrategy):
         self._done = self._until = 0

@@ -87,7 +87,7 @@ def test_checkpointables_asks_no_server(chief, group):
 
 
 def test_the_servers_hold_the_state_in_its_own_precision(group):
-    """Else a run that resumes from a checkpoint continues with other moving statistics."""
+    """Otherwise a run that resumes from a checkpoint would continue with other moving statistics."""
     chief_of(group, spoilt_task(None, with_statistics))
     _, (state,) = group.ask(0, "get_state")
     assert (state.dtype, state.tolist()) == (np.float32, [0.0] * 8 + [1.0] * 8)
@@ -106,7 +106,7 @@ def test_collect_copies_the_servers_values(chief, group):
 
 
 def test_a_run_that_is_stopped_before_its_first_step(group):
-    """Its report has no step, whose learning rate a schedule could be asked for."""
+    """Its report has no step, so no step's learning rate can be asked of the schedule."""
     chief = chief_of(group, small_task(), {0: 0.5}.__getitem__)
     ends = dict.fromkeys(("target", "last_step", "until", "evaluation", "checkpoint"), 1)
     chief.agree(Move(stop=False, save=False, stop_requested=lambda: True, **ends))

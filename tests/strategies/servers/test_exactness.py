@@ -102,7 +102,7 @@ def slot_of(group: Group, key: str, name: str, lengths: Sequence[int]) -> np.nda
 
 
 def trained(cluster: Cluster, directory: pathlib.Path) -> Mapping:
-    """The summary of an asynchronous run with evaluations and checkpoints on its way."""
+    """The summary of an asynchronous run with evaluations and checkpoints."""
     strategy = build_strategy(
         "ps", small_task(), cpus(1), program.step_options(), servers=program.membership_of(cluster)
     )
@@ -174,13 +174,13 @@ def test_values_and_slots_equal_those_of_sequential_pushes(pushed, rule):
 
 @every_rule
 def test_the_pushes_were_concurrent(pushed, rule):
-    """Else the other tests show nothing: each worker must see updates of others between its own."""
+    """Otherwise the other tests would show nothing: each worker must see updates of others between its own."""
     of_others = np.array([found.of_others for found in pushed[rule]])
     assert np.all(of_others.max(0) > 0), of_others
 
 
 def test_a_run_counts_its_pushes(summary):
-    """The number of steps is the one that was asked for, and each server counts as many pushes."""
+    """The run has the requested number of steps, and each server counts as many pushes."""
     steps, figures = program.TRAINED_STEPS, summary["parameter_servers"]
     assert summary["steps"] == steps
     assert [server["pushes"] for server in figures["servers"].values()] == [steps] * program.NUM_SERVERS

@@ -117,7 +117,7 @@ def test_a_worker_that_waits_for_its_step_ends_with_the_same_line():
     run, (what, others) = Run(), next(iter(OTHERS.items()))
     with run.joined(0) as first:
         waits = Started(functools.partial(first.ask, 0, "begin", worker=0, stop_asked=False, settled=0))
-        # Long enough for the request to arrive; it waits there for two seconds.
+        # Long enough for the request to arrive; it waits at the server for two seconds.
         time.sleep(0.2)
         with refused(what), run.joined(1, others):
             pass
@@ -144,12 +144,12 @@ def test_a_worker_that_restarts_with_other_settings_does_not_end_the_run():
 
 
 def test_what_may_differ():
-    """Threads, and what only the chief reads."""
+    """Numbers of threads, and settings that only the chief reads."""
     assert settings(small_task(num_input_threads=7, eval_batch_size=3)) == settings()
 
 
 def shuffled(seed: int | None, staleness: str, *, reshuffles=False, rows=ROWS, accumulation=1):
-    """Settings of a process whose data are shuffled with a seed, or by itself."""
+    """Settings of a process whose data are shuffled with a seed, or differently in each process if it is None."""
     data = tf.data.Dataset.from_tensor_slices((rows[:, None], ROWS))
     data = data.shuffle(64, seed=seed, reshuffle_each_iteration=reshuffles).batch(8)
     task = OwnTask(
@@ -180,7 +180,7 @@ def test_asynchronous_workers_may_shuffle_in_their_own_order_at_each_reading():
 
 @pytest.mark.parametrize("staleness, accumulation", [("sync", 1), ("0", 1), ("4", 2)])
 def test_data_in_another_order_at_each_reading(staleness, accumulation):
-    """A worker that replaces another one, or the second microbatch, would compute other examples."""
+    """A worker that replaces another one would compute other examples; so would a second microbatch."""
     more = {"staleness": staleness, "accumulation": accumulation}
     with refused("worker:0 reads the 'train' data in another order each time", "reshuffle_each_iteration=False"):
         shuffled(1, reshuffles=True, **more)

@@ -41,7 +41,7 @@ def test_only_a_ticket_that_is_open_for_too_long_is_overdue():
 
 
 def test_a_worker_that_asks_for_no_step_any_more_is_overdue():
-    """It was stopped while it had no step: its machine keeps the connection."""
+    """The worker was stopped while it had no step: its machine keeps the connection open."""
     admission = Admission(0, bound=0, num_workers=2)
     assert admission.overdue(-SOON) == set(), "nobody has connected"
     assert admission.begin(1, 0) is None
@@ -64,7 +64,7 @@ def test_a_turn_of_a_worker_that_was_lost_before_goes_to_another_one():
 
 
 def test_a_turn_goes_to_another_worker_also_after_a_second_start():
-    """A resumed run starts twice: the second time from its checkpoint."""
+    """A resumed run starts twice, the second time from its checkpoint."""
     found = lone_coordination(staleness="0")
     ask = {"stop_asked": False, "settled": 0}
     for until in (0, 5):

@@ -24,13 +24,14 @@ from tests.towers.logical_cpus import cpus
 pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 
 NUM_WORKERS, NUM_SERVERS, STEPS = 3, 2, 20
-# Of a worker that is killed its broken connection tells; one that traces on a busy machine must not count as away.
+# A killed worker is noticed by its broken connection, so this long time only keeps a worker that traces on a busy
+# machine from counting as away.
 OF_A_KILLED, OF_A_STOPPED = program.LIMIT_SECONDS, 3.0
 
 
 @pytest.fixture
 def group_of():
-    """Builds clusters whose named worker sends itself a signal; others wait for it so many seconds."""
+    """Builds clusters whose worker `worker` sends itself a signal; the others wait for it for `seconds`."""
 
     def group(worker: str, number: int, seconds: float) -> ServerGroup:
         variables = {worker: {"SIGNAL": str(int(number))}}

@@ -113,7 +113,7 @@ class TestWithStepOptions:
             check_options(step_options(rule=Muon()), ServersOptions(), 2)
 
     def test_rates_by_parameter(self):
-        """A server's piece of the vector knows no parameter's name."""
+        """A server does not know the parameters' names in its piece of the vector."""
         with refused("ScaledRates with strategy=ps", "; omit norm_bias_rate_factor"):
             check_options(step_options(rule=ScaledRates(rule=SGD(), factor=2.0)), ServersOptions(), 2)
 

@@ -1,4 +1,4 @@
-"""A worker that restarts while its earlier process waits for a step: the step goes to the one that lives."""
+"""A worker restarts while its earlier process waits for a step: the step goes to the new process."""
 
 import contextlib
 import functools
@@ -44,14 +44,14 @@ def test_a_connection_that_is_lost_while_it_waits_gets_no_step(found):
     found.lost(0)
     assert waiting.result() is None
     found.run_to(1)
-    # Nothing of the lost connection comes back after that: it may be read from a buffer.
+    # Later requests of the lost connection, which may come from a buffer, get no step.
     assert found.begin(0, 0, is_lost=is_lost.is_set) is None
     assert found.begin(0, 0) is not None
 
 
 @pytest.fixture
 def connect():
-    """Connects members to a server that nobody has started a run on."""
+    """Connects members to a server on which no run has started."""
     (address,) = free_addresses(1)
     member = Member(SERVER, 0, address)
     serving = []
@@ -86,7 +86,7 @@ def test_a_step_goes_to_the_workers_new_connection(connect, staleness):
         while chief.ask(0, "run_to", wanted=0, until=0)[0]["absent"]:
             time.sleep(0.01)
         again = groups.enter_context(contextlib.closing(connect(staleness, WORKER, 0)))
-        # The run goes on when the earlier connection is replaced and its thread still waits.
+        # Steps are allowed when the earlier connection is replaced, while its thread still waits.
         chief.ask(0, "run_to", wanted=0, until=1)
         assert again.ask(0, **begin)[0].get("step") == 0
         chief.ask(0, "end", how="done")

@@ -23,7 +23,7 @@ class ServerZero:
     """Server 0 and two workers, without connections.
 
     Attributes:
-      coordination: what is tested.
+      coordination: the tested object.
     """
 
     def __init__(self, **options):
@@ -48,7 +48,7 @@ class ServerZero:
         return found
 
     def finish(self, worker: int, begun: dict) -> None:
-        """Pushes what every worker computes for this part."""
+        """Pushes the result that any worker computes for this part."""
         part = begun["part"]
         request = {
             **{"key": KEY, "step": begun["step"], "lease": begun["lease"], "worker": worker},
@@ -57,14 +57,14 @@ class ServerZero:
         self.coordination.finish(request, [CHANGES[part] * EXAMPLES, GRADIENTS[part]])
 
     def step(self, *workers: int) -> list[int]:
-        """Computes a round by these workers, in turn; the parts that they got."""
+        """Computes a round by these workers, in turn; returns the parts that they got."""
         begun = [self.begun(worker) for worker in workers]
         for worker, found in zip(workers, begun, strict=True):
             self.finish(worker, found)
         return [found["part"] for found in begun]
 
     def check(self, num_steps: int) -> dict:
-        """Asserts that all parts were counted once in each step; the workers' figures."""
+        """Asserts that all parts were counted once in each step; returns the workers' figures."""
         _, (value,) = self._store.pull({"key": KEY}, ())
         _, (state,) = self.coordination.get_state({}, ())
         mean = GRADIENTS.sum(0) / (2 * EXAMPLES)

@@ -39,12 +39,12 @@ OPTIONS = StepOptions(rule=SGD(), schedule=Constant(RATE), seed=3)
 
 @functools.cache
 def engine_of_all() -> WorkerEngine:
-    """The engine of all workers. It owns no values, and compiles for some time."""
+    """One engine for all workers: it owns no values, and takes time to compile."""
     return worker_engine(small_task(), OPTIONS)
 
 
 class DiesBeforeFinish(Group):
-    """The connections of a worker that dies when the other servers have its gradient and server 0 has not."""
+    """The connections of a worker that dies after its gradient was sent to all servers but server 0."""
 
     steps_to_live = 0
 
@@ -58,7 +58,7 @@ class DiesBeforeFinish(Group):
 
 
 class PullsLate(Group):
-    """The connections of a worker whose pulls of the other servers wait until the test allows them."""
+    """The connections of a worker whose pulls from the other servers wait until the test allows them."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -135,13 +135,13 @@ class Cluster:
         return kind.connected(self._members, this, settings={}, secret="", **seconds)
 
     def dying_worker(self, rank: int, *, engine=None, after: int = 0) -> Started:
-        """A worker in a thread. After some steps it dies when server 1 has its gradient and server 0 has not."""
+        """Starts a worker that dies after some steps, when server 1 has its gradient and server 0 has not."""
         group = self._connected(DiesBeforeFinish, Member(WORKER, rank))
         group.steps_to_live = after
         return self._started(group, rank, engine or self.engine)
 
     def start_worker(self, rank: int, *, kind: type[Group] = Group, engine=None) -> Group:
-        """Starts a worker in a thread; its connections."""
+        """Starts a worker in a thread; returns its connections."""
         group = self._connected(kind, Member(WORKER, rank))
         self._workers.append((group, self._started(group, rank, engine or self.engine)))
         return group
@@ -155,7 +155,7 @@ class Cluster:
             pass
 
     def values(self) -> np.ndarray:
-        """All parameters, as a checkpoint gets them."""
+        """All parameters, as in a checkpoint."""
         while not self.chief.pause().idle:
             pass
         found = [self.chief.read(None, name, 0, math.prod(shape)) for name, shape in self.layout.shapes.items()]

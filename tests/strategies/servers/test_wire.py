@@ -48,7 +48,7 @@ class TestMessages:
         assert_same_bits(found, sent)
 
     def test_a_large_message(self):
-        """Larger than the buffers of both ends, in both directions."""
+        """In both directions, larger than the buffers of both ends."""
         sent = [drawn((5_000_011,), "float32"), drawn((), "bool"), drawn((1001, 1003), "float64")]
 
         def echo():
@@ -197,7 +197,7 @@ class TestBroken:
             here.send({}, [np.zeros(10**7)])
 
     def test_the_other_side_reads_slowly(self):
-        """The limit is for its silence: a long message over a slow network takes longer."""
+        """Only silence is limited: a long message over a slow network may take longer."""
         with loopback() as (here, there):
             sender, began = let_in(here, 0.5), time.monotonic()
             sending = Started(lambda: sender.send({}, [np.zeros(2**25, np.uint8)]))
@@ -211,7 +211,7 @@ class TestBroken:
 
 
 class TestStrangers:
-    """Until the other side is let in it may send little, and has little time."""
+    """Until the other side is let in, it may send little and has little time."""
 
     @pytest.mark.parametrize("described", [["float32", [2**31]], ["float32", [1]]])
     def test_no_array_is_received(self, described):

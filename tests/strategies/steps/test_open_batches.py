@@ -1,4 +1,4 @@
-"""Iterators over batches are closed before the interpreter is finalised, when threads can still call Python."""
+"""Iterators over batches are closed before the interpreter is finalised, while threads can still call Python."""
 
 import atexit
 import weakref
@@ -28,7 +28,7 @@ def test_what_is_open_at_the_exit_is_closed():
 
 
 def test_a_strategy_holds_its_iterators_so(monkeypatch):
-    """Of the Trainer's strategies and of workers of parameter servers."""
+    """The iterators of the Trainer's strategies and of workers of parameter servers are closed so."""
     opened = []
     for name in ("steps.training_batches", "servers.batch_reader"):
         monkeypatch.setattr(

@@ -41,7 +41,7 @@ def values_of(made) -> np.ndarray:
 
 
 def reports(made, *lengths):
-    """What some calls report, without times."""
+    """The reports of some calls, without times."""
     return [dataclasses.replace(made.run_steps(length), seconds=0.0, input_seconds=0.0) for length in lengths]
 
 
@@ -90,7 +90,7 @@ next_batch = LoopOfSteps._next_batch
 
 
 _UNTUNED = tf.data.Options()
-# Whoever deletes an iterator may have to wait for the thread that tunes it, as long as it has lived.
+# The deletion of a tuned iterator may wait for the tuning thread, for as long as the iterator has lived.
 _UNTUNED.autotune.enabled = False
 
 
@@ -106,12 +106,12 @@ def numbers_task(
     """Batches of four examples, one batch for each label; the training data come from a user's generator.
 
     Args:
-      labels: of the batches, which begin anew after the last.
-      wait_seconds: before each batch.
-      fails_at: the batch that can't be read.
-      fails_once: whether it can be read the next time.
+      labels: labels of the batches, which repeat after the last one.
+      wait_seconds: seconds to wait before each batch.
+      fails_at: index of the batch that can't be read.
+      fails_once: whether that batch can be read the next time.
       readings: how often the generator can be read; None for any number of times.
-      nan_at: the batch whose features are not finite.
+      nan_at: index of the batch whose features are not finite.
     """
     failures = []
     left = [0] * readings if readings else None
@@ -155,7 +155,7 @@ _PLACES = {"one tower": cpus(1), "two towers": cpus(2), "as on a GPU": as_on_gpu
 
 
 def _is_quick(mistake: str, where: str) -> bool:
-    """Each mistake once, and each place."""
+    """Whether a quick test tries this: each mistake and each place is tried."""
     return where == "one tower" or (mistake, where) in {("label", "two towers"), ("generator", "as on a GPU")}
 
 
@@ -165,14 +165,14 @@ _TRIED = [
     )
     for where, devices in _PLACES.items()
     for mistake in _MISTAKES
-    # A GPU has no error for a label. On the CPU in its place the counters stand at the step that is not finite.
+    # A GPU has no error for a label. On the CPU in its place the counters stop at the step that is not finite.
     if (mistake, where) != ("label after NaN", "as on a GPU")
 ]
 
 
 @pytest.mark.parametrize("mistake, devices", _TRIED)
 def test_an_error_names_its_step(mistake, devices):
-    """The steps before it are applied and counted, as if they ran one at a time."""
+    """The steps before the error are applied and counted, as if they ran one at a time."""
     given, part = _MISTAKES[mistake]
     alone, together = (strategy(steps, numbers_task(**given), devices) for steps in (1, 8))
     messages = []
@@ -226,7 +226,7 @@ def test_no_steps_train_nothing(steps):
 
 
 def noisy() -> keras.Model:
-    """A model whose noise continues a sequence of numbers, at each step of one at a time."""
+    """A model whose noise, when steps run one at a time, continues one random sequence from step to step."""
     inputs = keras.Input((3,))
     noise = keras.layers.Lambda(lambda values: values + tf.random.normal(tf.shape(values)))
     return keras.Model(inputs, keras.layers.Dense(2)(noise(inputs)))
@@ -270,7 +270,7 @@ def test_reports_that_come_late_are_those_of_their_own_calls():
 
 
 def test_waiting_for_batches_is_reported():
-    """The first elements are read ahead; of 40 others each comes 5 ms after the one before it."""
+    """The first batches are read ahead; each of 40 others comes 5 ms after the one before it."""
     made = strategy(8, numbers_task([0, 1], wait_seconds=0.005))
     made.run_steps(9)
     report = made.run_steps(40)
@@ -297,7 +297,7 @@ def test_gpus_that_exchange_statistics_have_one():
 
 
 def test_collectives_are_found_wherever_they_are():
-    """As a batch norm in a branch of a model has them: repeated in a graph they would fail."""
+    """For example those of a batch norm in a branch of a model: repeated in a graph they would fail."""
     exchange = TowerExchange(2)
 
     @tf.function(input_signature=[tf.TensorSpec([])])

@@ -51,7 +51,7 @@ class StopAt(Callback):
 
 
 def fitted(strategy, *, callbacks=(), stop_requested=lambda: False, **options):
-    """(result, recorder) of a run."""
+    """(result, recorder) of a finished run."""
     recorder = Recorder()
     trainer = Trainer(
         strategy, TrainerOptions(**options), callbacks=[*callbacks, recorder], stop_requested=stop_requested

@@ -13,7 +13,7 @@ MATRIX = np.arange(60, dtype=np.float32).reshape(12, 5)
 
 
 def contents(scale: float = 1.0) -> dict:
-    """A tree as of a strategy: plain variables, one in slices of columns, and a scalar."""
+    """A tree as a strategy gives it: plain variables, one in slices of columns, and a scalar."""
     matrix = scale * MATRIX
     columns = SlicedVariable([tf.Variable(matrix[:, :2]), tf.Variable(matrix[:, 2:])], 1)
     return {
@@ -24,7 +24,7 @@ def contents(scale: float = 1.0) -> dict:
 
 
 def plain(scale: float) -> dict:
-    """The same tree of plain variables."""
+    """The same tree with plain variables only."""
     return {
         "parameters": {
             "layer.0/kernel": tf.Variable(scale * MATRIX),
@@ -75,7 +75,7 @@ def test_tensorflow_reads_it(tmp_path, limit):
 
 
 def test_it_reads_what_tensorflow_wrote(tmp_path, limit):
-    """As earlier versions of this project did: each tensor in one slice."""
+    """TensorFlow, like earlier versions of this project, wrote each tensor in one slice."""
     tf.train.Checkpoint(**plain(3.0), layout=tf.Variable("text")).write(str(tmp_path / "saved"))
     found = contents()
     for part in parts_of(found):
@@ -108,7 +108,7 @@ def test_a_shard_is_no_larger_than_the_limit(tmp_path, monkeypatch):
 
 
 def test_pieces_of_all_cuts_lie_in_the_same_blocks_of_rows(monkeypatch):
-    """So a piece that one mode reads lies in few slices that another has written."""
+    """So a piece that one mode reads lies in few slices that another mode has written."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 5 * MATRIX[0].nbytes)
     uneven = SlicedVariable([tf.Variable(MATRIX[:4]), tf.Variable(MATRIX[4:])], 0)
     found = [(piece.begin, piece.shape) for piece in pieces_of({"kernel": uneven})]

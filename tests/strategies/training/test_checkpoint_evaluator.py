@@ -42,7 +42,7 @@ def summarize(directory, outcome, written_at=None) -> None:
 
 
 def followed(directory, *, last_step, during=lambda: None, strategy=None) -> tuple[bool, list[int]]:
-    """Whether the evaluator found the run to be over in time, and what it evaluated; `during` runs once."""
+    """Whether the evaluator found in time that the run is over, and the steps evaluated; `during` runs once."""
     seen, deadline, done = Seen(), time.monotonic() + LIMIT_SECONDS, []
 
     def stop_requested():
@@ -63,7 +63,7 @@ def followed(directory, *, last_step, during=lambda: None, strategy=None) -> tup
 
 @pytest.mark.timeout(120)
 def test_a_run_that_is_complete_at_the_start(tmp_path):
-    """The chief trains nothing and leaves summary.json as it is, so nothing new is ever written."""
+    """The chief trains nothing and leaves summary.json unchanged, so nothing new is ever written."""
     save(tmp_path, 1, 2)
     summarize(tmp_path, "completed", written_at=1)
     assert followed(tmp_path, last_step=2) == (True, [2])
@@ -82,7 +82,7 @@ def test_the_clock_of_the_files_machine_is_behind(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_an_earlier_run_in_the_same_folder(tmp_path):
-    """Its checkpoints are moved away by the chief, and its evaluations are of other weights."""
+    """The chief moves that run's checkpoints away, and its evaluations are of other weights."""
     save(tmp_path, 1, 2)
     summarize(tmp_path, "completed")
     (tmp_path / "evaluator").mkdir()

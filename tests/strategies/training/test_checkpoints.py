@@ -255,7 +255,7 @@ def test_a_checkpoint_of_another_precision_is_cast(copied, saved, precision):
 
 
 def resumed(directory, precision: str, before: str, state: tuple[float, int] | None = None):
-    """Loss scale and good steps of a run that resumes one of the precision `before`, which had this state."""
+    """Loss scale and good steps of a run that resumes a run of the precision `before`, which had `state`."""
     strategy = shared_strategy(precision=before)
     scale, good_steps = (strategy.checkpointables()["counters"][name] for name in ("loss_scale", "good_steps"))
     if state is not None:
@@ -291,7 +291,7 @@ def test_a_missing_checkpoint_is_refused(copied):
         Checkpoints(copied, fresh_strategy()).restore_from(copied / "step-5")
 
 
-# As a folder that this user may not enter, but also for root.
+# Stand for a folder that this user may not enter; these fail for root too.
 @pytest.mark.parametrize("name, parts", [("x" * 300, ("can't be read", "too long")), ("\udcff", ("in UTF-8",))])
 def test_a_directory_that_cannot_be_read_is_refused(tmp_path, name, parts):
     strategy = fresh_strategy()
@@ -377,7 +377,7 @@ def test_tensorflow_finds_the_newest_checkpoint(saved):
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no code may catch it."""
+    """Stands for SIGKILL: code under test must not catch it."""
 
 
 @pytest.mark.parametrize("moment", first_quick([6, 0, 1, 2, 3, 4, 5, 7, 8, 9, 10]))
@@ -527,7 +527,7 @@ class TestFullDisk:
         assert checkpoints.size_bytes() == pytest.approx(written, rel=0.1)
 
     def test_save_on_a_full_disk(self, small_disk, fill):
-        """With any amount of free space, a failing save leaves the older checkpoint as it was."""
+        """With any amount of free space, a failing save leaves the older checkpoint unchanged."""
         task = small_task(width=128)
         strategy = small_strategy(task)
         disk = small_disk(1024)

@@ -133,7 +133,7 @@ def test_a_failing_save_leaves_the_older_file(tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.full
 def test_the_next_export_removes_what_a_killed_one_left(tmp_path):
-    """It keeps what an export that goes on has written, and a user's files of similar names."""
+    """It keeps the files of an export that is still running, and a user's files with similar names."""
     path, users = tmp_path / "model.keras", {"tmp12345678.keras", "model.keras.new", "model.keras.12345678.new"}
     (tmp_path / "tmp12345678.keras").write_text("of a user")
     (tmp_path / "model.keras.new").mkdir()
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_older_file(small_disk, fill):
 
 
 class WithArgument(keras.Model):
-    """Keras can't tell how to make it again."""
+    """A model without a configuration, so Keras can't construct it again."""
 
     def __init__(self, width):
         super().__init__()
@@ -175,7 +175,7 @@ class WithArgument(keras.Model):
 
 
 def test_a_model_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path):
-    """Not after the last one. A run that saves nothing trains it."""
+    """Not only after the last step. A run that saves nothing trains the model."""
 
     def build():
         model = WithArgument(2)

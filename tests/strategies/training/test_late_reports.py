@@ -1,4 +1,4 @@
-"""Runs under masks, as on GPUs: steps begin before the outcomes of those before are known, and nothing is lost."""
+"""Runs with masks, as on GPUs: steps begin before earlier steps' outcomes are known, and nothing is lost."""
 
 import dataclasses
 import json
@@ -23,13 +23,13 @@ OF_THE_CLOCK = {"seconds", "input_seconds", "images_per_second"}
 
 
 def strategy_of(*, masks: bool, build=shared_strategy, **options):
-    # Not on the host: the counters are then beside the parameters, as on a GPU.
+    # On the second CPU, not the host's: the counters are then beside the parameters, as on a GPU.
     return build(devices=dataclasses.replace(cpus(1, 1), masks=masks), **options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spoilt(Constant):
-    """A learning rate after which the parameters overflow, at one step."""
+    """A constant learning rate, except at step `at`, after which the parameters overflow."""
 
     at: int = 0
 
@@ -38,7 +38,7 @@ class Spoilt(Constant):
 
 
 class Watched(Callback):
-    """Records of each report how far the strategy was ahead, and acts when a step is reported."""
+    """Records at each report how far the strategy is ahead; calls `act` when step `act_at` is reported."""
 
     def __init__(self, act_at=None, act=None, boundaries=()):
         self.reported, self.ahead, self.seconds, self.begun = [], [], [], []
@@ -74,7 +74,7 @@ def fitted(directory, *, masks, stop_requested=lambda: False, watched=None, step
 
 
 def lines_of(directory) -> list[dict]:
-    """metrics.jsonl without the figures of the clock."""
+    """metrics.jsonl without figures that depend on the clock."""
     lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     return [{name: value for name, value in line.items() if name not in OF_THE_CLOCK} for line in lines]
 
@@ -144,7 +144,7 @@ def test_a_signal_saves_the_step_that_is_reported(tmp_path):
     saved = Checkpoints(tmp_path / "checkpoints", again).restore_latest()
     assert saved == strategy.step == watched.reported[-1] == lines_of(tmp_path)[-1]["step"] > 4
     assert_same_bits(values_of(again), values_of(strategy))
-    # It goes on from there as if it had not been stopped.
+    # The resumed run is like one that was not stopped.
     fitted(tmp_path, masks=True, **options)
     fitted(tmp_path / "undisturbed", masks=False, **options)
     assert lines_of(tmp_path) == lines_of(tmp_path / "undisturbed")

@@ -1,4 +1,4 @@
-"""Runs that resume: from which step, with which bits, and what they say about it."""
+"""Runs that resume: from which step, with which bits, and what they print about it."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ from towers.updates.schedules import Constant, Cosine
 
 
 class TestResume:
-    """A run that is stopped and resumed ends with the same bits as a run that was not stopped."""
+    """A stopped and resumed run ends with the same bits as a run that was not stopped."""
 
     @pytest.fixture(scope="class")
     def undisturbed(self, request):

@@ -144,7 +144,7 @@ def evaluated_by_numpy(task, strategy):
 @pytest.mark.parametrize("name", first_quick(["towers", "mirrored"]))
 @pytest.mark.parametrize("eval_batch_size", first_quick([7, 1, NUM_EVAL - 1, NUM_EVAL, NUM_EVAL + 1]))
 def test_evaluation_is_exact_whatever_the_last_batch(eval_batch_size, name, monkeypatch):
-    """On four towers, so that a last batch of one example leaves three of them idle."""
+    """With four towers, so that a last batch of one example leaves three of them idle."""
     task = small_task(eval_batch_size=eval_batch_size)
     strategy = shared_strategy(name=name, num_towers=4)
     monkeypatch.setattr(strategy, "task", task)
@@ -174,7 +174,7 @@ class TestNotFinite:
         summary = strict_json((tmp_path / "summary.json").read_text())
         assert summary["outcome"] == "not_finite"
         assert strategy.step == summary["steps"] == 5, "the bad step used its batch"
-        # The checkpoint is of the step before the bad one: it has no value that is not finite.
+        # The checkpoint is of the step before the bad one, so all of its values are finite.
         again = small_strategy()
         assert Checkpoints(tmp_path / "checkpoints", again).restore_latest() == 4
         found = values_of(again)
@@ -258,7 +258,7 @@ def test_layers_on_the_fused_kernel_are_reported(fused):
 
 
 class TestDataThatAreNotFinite:
-    """NaN in one example of the fifth batch of 8, which the check of the first batch does not see."""
+    """One example of the fifth batch of 8 is NaN, which the check of the first batch does not see."""
 
     X = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
     Y = X[:, :1].copy()
@@ -440,7 +440,7 @@ class TestFiles:
         assert len(graph.node) + sum(len(function.node_def) for function in graph.library.function) > 100
 
     def test_tensorboard_draws_no_curve_twice_after_a_run_that_failed_resumed(self, tmp_path):
-        """The first run ends at step 6, and its checkpoint is of step 4. TensorBoard reads files by this class."""
+        """The first run ends at step 6, with a checkpoint of step 4. TensorBoard's own reader reads the files."""
         from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
         options = {"directory": tmp_path, "steps": 9, "report_every_steps": 1, "checkpoint_every_steps": 4}

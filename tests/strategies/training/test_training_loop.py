@@ -88,7 +88,7 @@ class TestLoop:
 
 
 class _NoEvaluation:
-    """A task whose evaluation data is `examples` long: 0 for none, or a failure to read it."""
+    """A task whose evaluation data can't be read; `num_examples` says how many there are: 0 for none."""
 
     def __init__(self, task, *, num_examples=None):
         self._task, self._num_examples = task, num_examples

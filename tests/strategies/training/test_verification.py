@@ -1,4 +1,4 @@
-"""Verification reports a spoilt strategy and passes a correct one."""
+"""Verification reports the differences of a faulty strategy and passes a correct one."""
 
 import math
 
@@ -21,7 +21,7 @@ STEPS = 7  # more than an epoch, whose last batch does not divide evenly
 
 
 def found(task, *, name="towers", num_towers=2, spoil=lambda strategy: None, shares=None, **options):
-    """(differences of a strategy, spoilt by `spoil`, from its reference; how the reference divides batches)."""
+    """(differences of a strategy from its reference, after `spoil`; how the reference divides batches)."""
     plain = small_strategy(task, name=name, num_towers=num_towers, precision="float64", **options).options
     strategy = build_strategy(name, task, cpus(num_towers), plain, shares=shares)
     spoil(strategy)
@@ -49,7 +49,7 @@ def test_a_correct_strategy_does_not_differ(options, how):
 
 
 def test_the_one_device_cuts_each_batch_for_the_workers_first(monkeypatch):
-    """Six examples for a worker of one tower and one of three. All towers at once would get 2, 1, 2, 1."""
+    """Six examples for a worker of one tower and one of three. A cut over all towers would be 2, 1, 2, 1."""
     strategy = small_strategy(random_task(), num_towers=4)
     by_worker = property(lambda self: ((1.0,), (1.0, 1.0, 1.0)))
     monkeypatch.setattr(type(strategy), "shares_by_worker", by_worker)
@@ -105,7 +105,7 @@ class TestSpoiltStrategy:
 
             return add_results(results, of_the_first, **named)
 
-        # The reference has one tower: this does not change it.
+        # The reference has one tower, so this does not change it.
         monkeypatch.setattr(sums, "add_results", add_without_the_second)
         differences, _ = found(small_task())
         assert differences[0].relative > 1e-3

@@ -25,7 +25,7 @@ def inception_block(x: keras.KerasTensor, name: str, dropout: float = 0.2) -> ke
 
 
 def small_inception(num_classes: int = NUM_CLASSES, blocks: Sequence[str] = ("a", "b")) -> keras.Model:
-    """Blocks on 6x6x3 images: of each `deep` has most parameters, then `direct`, then `pooled`."""
+    """Blocks on 6x6x3 images. Of a block's branches `deep` has most parameters, then `direct`, then `pooled`."""
     x = images = layers.Input((6, 6, 3), name="images")
     x = conv_norm_relu(x, 4, 3, "stem")
     for name in blocks:
@@ -35,7 +35,7 @@ def small_inception(num_classes: int = NUM_CLASSES, blocks: Sequence[str] = ("a"
 
 
 def branches_by_block(blocks) -> list[tuple[str, list[list[str]]]]:
-    """For each block its join and the operations of its branches that move."""
+    """For each block its join, and the operations of those of its branches that move."""
     return [
         (
             block.join,

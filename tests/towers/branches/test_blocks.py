@@ -21,7 +21,7 @@ def joined(*parts, name: str = "join") -> keras.KerasTensor:
 
 
 def test_the_blocks_of_an_inception():
-    """The skip connections count for nothing; a pool belongs to the branch behind it."""
+    """Skip connections are no branches; a pool belongs to the branch behind it."""
     found = branches_by_block(blocks_of(small_inception()))
     assert [join for join, _ in found] == ["a_join", "b_join"]
     assert sorted(found[0][1], key=len) == [

@@ -15,7 +15,7 @@ from towers.stages.model_stages import nodes_of
 
 
 def block(*costs: float, stays: int = 0) -> Block:
-    """A block whose branches cost this much (as their nodes say); the last `stays` don't move."""
+    """A block whose branches have these costs (as their nodes); the last `stays` branches don't move."""
     count = len(costs)
     return Block("join", tuple(Branch((cost,), index < count - stays) for index, cost in enumerate(costs)))
 
@@ -33,9 +33,9 @@ def devices(blocks, num_devices: int) -> list[tuple[int, ...]]:
     [
         ([block(3, 5, 4, 2)], 2, [(1, 0, 1, 0)]),
         ([block(3, 5, 4, 2)], 3, [(2, 0, 1, 2)]),
-        # What stays is work of the first device.
+        # The first device computes the branches that stay.
         ([block(3, 5, 4, stays=1)], 2, [(0, 1, 0)]),
-        # Equal work goes where less was assigned before.
+        # Of devices with equal work, the one with less assigned before gets the branch.
         ([block(5, 1), block(5, 1)], 2, [(0, 1), (1, 0)]),
     ],
     ids=str,
@@ -46,7 +46,7 @@ def test_the_longest_branch_goes_first(blocks, num_devices, expected):
 
 @pytest.mark.parametrize("inner, other, expected", [((6, 6), 1, "inner"), ((6, 6), 12, "outer")], ids=str)
 def test_a_block_or_the_blocks_inside_it(inner, other, expected):
-    """The longer way round: 13 and 12 side by side, or 1 + 6 and then 12."""
+    """In the second case, dividing the outer block takes max(13, 12), the inner one 1 + 6 + 12."""
     inside = Block("inner", block(*inner).branches)
     outer = Block("outer", (Branch((1,), True, (inside,)), Branch((other,), True)))
     (found,) = assigned([outer], cost_of, 2)
@@ -63,7 +63,7 @@ def names_on(plan, device: int) -> set[str]:
 
 
 def test_a_plan_by_parameters():
-    """The same whenever it is made, so that a resumed run adds in the same order."""
+    """The plan is the same whenever it is made, so that a resumed run adds in the same order."""
     model = small_inception()
     plan = plan_of(model, 3, BranchOptions())
     assert [names_on(plan, device) for device in range(3)] == [
@@ -83,7 +83,7 @@ def test_a_plan_by_time_gives_each_device_a_branch():
 
 
 def test_a_plan_by_time_goes_by_the_measurement(monkeypatch):
-    """Of the first block the branch with fewest parameters takes longest."""
+    """In the first block, the branch with the fewest parameters takes longest."""
     long = {"a_pool": 5.0, "a_direct": 3.0, "b_direct": 9.0}
 
     def seconds(functional, num_examples, kernels):
@@ -104,7 +104,7 @@ def test_blocks_of_a_model_inside_the_model():
 
 
 class Subclassed(keras.Model):
-    """A model of its own code."""
+    """A model with a call of its own."""
 
     def __init__(self):
         super().__init__(name="own")

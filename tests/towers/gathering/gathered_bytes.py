@@ -9,12 +9,12 @@ from towers.tracing.flat_graph import node_of
 
 
 def peak_bytes(graph: GatheredGraph, device: str = "", *, waits: bool = True) -> int:
-    """The peak of a device if every gather runs as soon as it can and before everything else.
+    """The peak of gathered bytes on a device if every gather runs as soon as it can, before everything else.
 
     Args:
       graph: a tower's graph.
-      device: that uses what is gathered; '' for a tower of one device.
-      waits: whether gathers wait as the graph says; without, they depend on nothing.
+      device: the device that uses the gathered parameters; '' for a tower of one device.
+      waits: whether gathers wait as the graph says; otherwise they depend on nothing.
     """
     inputs = {node.name: {node_of(source) for source in node.input} for node in graph.flat.graph_def.node}
     if not waits:
@@ -33,7 +33,7 @@ def peak_bytes(graph: GatheredGraph, device: str = "", *, waits: bool = True) ->
     ready = [name for name, sources in missing.items() if not sources]
     alive = peak = num_run = 0
     while ready:
-        # Then as much of the first tower as can run before the others.
+        # First gathers, then as much of the first tower as can run before the others.
         ready.sort(key=lambda name: (not name.startswith(PREFIX), activity_of(name).tower or 0))
         name = ready.pop(0)
         num_run += 1
@@ -57,7 +57,7 @@ def _device_of(graph: GatheredGraph, name: str) -> str | None:
 
 
 def _gathered_bytes(graph: GatheredGraph, name: str, names) -> int:
-    """Bytes of a gathered parameter on the tower, or of all that a call brings; 0 for any other operation."""
+    """Bytes of a gathered parameter on the tower, or of all parameters of a call; 0 for any other operation."""
     unit, _, rest = name.partition("/")
     if unit.startswith(PREFIX) and rest == "call":
         (call,) = (call for call in graph.calls if f"{PREFIX}_{call.unit}" == unit)

@@ -33,7 +33,7 @@ def test_small_gradients_leave_together():
 
 
 def test_a_gather_of_the_same_level_goes_first():
-    """It waits for no gradient of this level, but gradients may depend on it."""
+    """The gather waits for no gradient of its level, but gradients may depend on the gather."""
     calls = calls_of(UNITS, [Gradient(4, 2)], SIZES, bytes_per_call=100)
     assert calls.index(Call(4, (1,))) < calls.index(Call(None, (2,)))
 
@@ -49,7 +49,7 @@ def test_small_parameters_are_gathered_together():
 
 
 def test_all_parameters_of_an_operation_are_gathered_together():
-    """A gather waits for the unit before the last, which must not be the operation that it is for."""
+    """A gather waits for the unit before the last, which must not contain the operation that needs the gather."""
     loop = [Use(1, parameter, "loop", parameter) for parameter in range(3)]
     uses = [Use(0, 0, "before", 0), *loop, Use(2, 1, "after", 0)]
     assert units_of(uses, SIZES) == [[uses[0]], loop, [uses[-1]]]

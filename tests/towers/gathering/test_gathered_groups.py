@@ -73,7 +73,7 @@ def trained_in(mode: str):
     return trained("branches", forked(), "data:2,branch:2")
 
 
-# What a device uses of a layer.
+# The share of a layer's parameters that a device uses.
 MODES = {"pipeline": 1.0, "slices": 0.5, "branches": 1.0}
 
 

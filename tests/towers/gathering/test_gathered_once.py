@@ -35,7 +35,7 @@ def chain() -> TinyTask:
 
 
 def unruly() -> TinyTask:
-    """Uses without a place of their own: penalties; a layer that is called twice; branches of different depth."""
+    """Uses besides a single call of a layer: penalties; a layer called twice; branches of different depth."""
 
     def build():
         inputs = layers.Input((WIDTH,))

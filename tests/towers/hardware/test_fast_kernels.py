@@ -16,7 +16,7 @@ print(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
 from towers.hardware.cpu_kernels import runs_onednn
 print(runs_onednn())
 """
-# Ends when TensorFlow is about to be imported, which then reads the variable.
+# Prints the variable and ends just before the import of TensorFlow, which reads it.
 _AT_IMPORT = """
 import os, sys
 
@@ -90,7 +90,7 @@ def asked(program: str, own: str | None) -> list[str]:
     """The words that a program prints.
 
     Args:
-      program: its text.
+      program: the program's text.
       own: the variable's value at the start; None if it is not set.
     """
     environment = {name: value for name, value in os.environ.items() if name != _SWITCH}

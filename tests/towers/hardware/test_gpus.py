@@ -40,7 +40,7 @@ def test_a_gpu_in_words():
     [(2, 2, True), (1, 1, True), (2, 1, False), (4, 2, False)],
 )
 def test_a_hidden_gpu_does_not_make_the_halves_of_another_whole(monkeypatch, num_logical, num_visible, expected):
-    """The machine has four."""
+    """The machine has four GPUs."""
     for name, count in (
         ("list_physical_devices", 4),
         ("get_visible_devices", num_visible),

@@ -15,7 +15,7 @@ from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.updates.schedules import Constant
 
-# (strategy, devices, options of the step, options of the mode)
+# By mode: (strategy, devices, options of the step, options of the mode)
 MODES = {
     "two towers": ("towers", cpus(2), {}, {}),
     "recomputation": ("towers", cpus(2), {"recompute": "full"}, {}),
@@ -32,7 +32,7 @@ MODES = {
 
 
 def network(channels: int) -> keras.Model:
-    """Two branches with a convolution each, behind one that has fewer channels."""
+    """Two branches with a convolution each, behind a convolution with fewer channels."""
     inputs = keras.Input((6, 6, 3))
     padded = layers.ZeroPadding2D(1)(inputs)
     stem = layers.Conv2D(channels, 3, padding="same", activation="relu", name="stem")(padded)
@@ -46,10 +46,10 @@ def updates_in(mode, instructions, run, *, channels: int, split_of_one: str = "w
 
     Args:
       mode: a key of MODES.
-      instructions: of the CPUs.
-      run: trains with the strategy that it is given.
-      channels: of the network.
-      split_of_one: of the layer "one", where the mode has slices.
+      instructions: instructions of the CPUs.
+      run: function that trains with the given strategy.
+      channels: channels of the network's convolutions.
+      split_of_one: split of the layer "one", if the mode has slices.
       of_kernels: more options of the step.
     """
     name, devices, of_step, of_mode = MODES[mode]
@@ -66,7 +66,7 @@ def updates_in(mode, instructions, run, *, channels: int, split_of_one: str = "w
 
 @functools.cache
 def updates_by_tensorflow(channels: int, num_steps: int) -> dict:
-    """Those by TensorFlow's own kernels in float32. Without batch norm, every mode has these numbers."""
+    """The updates by TensorFlow's own kernels in float32. Without batch norm, every mode has these numbers."""
 
     def run(strategy):
         assert not any("tuned_for_cpu" in line for line in strategy.notices)

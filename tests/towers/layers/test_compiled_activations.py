@@ -33,7 +33,7 @@ every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 
 @pytest.fixture(autouse=True)
 def also_for_few_elements(request, monkeypatch):
-    """The tests' arrays are small."""
+    """Compiles layers of few elements too, because the tests' arrays are small."""
     if "few_elements" not in request.node.name:
         monkeypatch.setattr(compiled_activations, "FEWEST_ELEMENTS", 1)
 
@@ -51,7 +51,7 @@ def test_few_elements_keep_keras_function(shape, is_compiled):
 
 
 def numbers() -> np.ndarray:
-    """[2, 3, ...] inputs where the functions bend, where they are nearly 0 or x, and exact zeros."""
+    """Inputs [2, 3, ...] where the functions bend and where they are nearly 0 or x, and exact zeros."""
     return np.concatenate([np.linspace(-12, 12, 595), [0.0, -0.0, 60.0, -60.0, 1e-30]]).reshape(2, 3, 100)
 
 
@@ -178,7 +178,7 @@ def test_padded_sizes(count):
 
 def test_there_are_few_padded_sizes():
     counts = tf.range(10_000, 80_000, 7, dtype=tf.int64)
-    # In a graph: eagerly map_fn is a loop in Python, of 45 seconds.
+    # In a graph: eagerly map_fn is a loop in Python that takes 45 seconds.
     found = tf.function(lambda: tf.map_fn(padded_size, counts))()
     assert len(set(found.numpy().tolist())) <= 3 * 4 + 1
 
@@ -232,7 +232,7 @@ print(len(list(pathlib.Path(sys.argv[1]).glob("*before_optimizations.txt"))))
 
 @pytest.mark.full
 def test_variable_lengths_compile_few_programs(tmp_path):
-    """XLA writes a file for each program: 20 lengths, of 10,240 to 19,968 elements, have 5 sizes."""
+    """20 lengths, of 10,240 to 19,968 elements, are padded to 5 sizes. XLA writes a file for each program."""
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", COUNTING, tmp_path],

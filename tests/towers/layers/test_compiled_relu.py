@@ -1,4 +1,4 @@
-"""Compiled ReLUs: TensorFlow's numbers, with and without the sums that they are of; which layers get them."""
+"""Compiled ReLUs: TensorFlow's numbers, with and without sums as their inputs; which layers get them."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ ADDITIONS = ("AddV2", "AddN")
 
 @pytest.fixture(autouse=True)
 def also_for_few_elements(monkeypatch):
-    """The tests' arrays are small."""
+    """Compiles layers of few elements too, because the tests' arrays are small."""
     monkeypatch.setattr(compiled_relu, "FEWEST_ELEMENTS", 12)
 
 
@@ -43,7 +43,7 @@ def used_twice(x):
 
 
 def of_a_sum_used_twice(x):
-    """And the sum by another layer."""
+    """The ReLU is used twice, and its sum by another operation too."""
     total = layers.Add()([x, -0.5 * x])
     found = layers.Activation("relu")(total)
     return found * total - ops.square(found)
@@ -54,7 +54,7 @@ def squared_sum(x):
 
 
 def of_a_sum_with_one_example(x):
-    """Which both have an open number of examples."""
+    """The second addend is one example, but both have an unknown number of examples in the graph."""
     return layers.ReLU()(layers.Lambda(lambda x: 2 * x + x[:1])(x))
 
 
@@ -91,14 +91,14 @@ def traced(model, kernels):
 
 
 def types_in(model) -> list[str]:
-    """Of the operations of both passes; float32's additions, at their ends, left out."""
+    """Types of the operations of both passes, without the float32 additions at the passes' ends."""
     graph = flat_graph(traced(model, KERNELS).get_concrete_function()).without_dead_nodes().graph_def
     wide = tf.float32.as_datatype_enum
     return [node.op for node in graph.node if not (node.op in ADDITIONS and node.attr["T"].type == wide)]
 
 
 def numbers() -> tf.Tensor:
-    """Of both signs, zeros of both, and infinity."""
+    """Numbers of both signs, zeros and infinities of both signs among them."""
     drawn = np.random.default_rng(0).normal(size=(4, *SHAPE))
     drawn[0, 0, :4] = 0.0, -0.0, np.inf, -np.inf
     return tf.constant(drawn, tf.float32)
@@ -158,14 +158,14 @@ def test_gradients_of_gradients_are_tensorflows(network):
 
 @pytest.mark.parametrize("network, adds", [(of_a_sum, 0), (used_twice, 0), (of_a_sum_used_twice, 3)])
 def test_sums_are_part_of_the_loop(network, adds):
-    """One loop forward and one backward; a sum that something else needs is computed for that."""
+    """One loop forward and one backward; a sum is computed by itself only if something else needs it."""
     types = types_in(built(network))
     assert types.count("PartitionedCall") == 2 and not any("Relu" in kind for kind in types)
     assert sum(kind in ADDITIONS for kind in types) == adds
 
 
 def test_behind_a_batch_norm_the_outputs_are_tensorflows():
-    """Its graph optimizer joins the two."""
+    """TensorFlow's graph optimizer joins a ReLU with its batch norm."""
     types = types_in(built(behind_a_batch_norm))
     assert types.count("Relu") == types.count("PartitionedCall") == 1 and "ReluGrad" not in types
 
@@ -192,14 +192,14 @@ def test_which_layers(layer, is_compiled):
 
 
 def test_layers_can_be_described_meanwhile():
-    """As where operations are timed, to balance the stages of a pipeline."""
+    """This happens where operations are timed to balance the stages of a pipeline."""
     model = stacked((2, 2, 3), layers.Conv2D(3, 1, activation="relu", dtype="mixed_bfloat16"))
     with KERNELS.in_place(model):
         assert "_activation" in str(model.layers[-1].get_config()["activation"])
 
 
 class Bounded(layers.Dense):
-    """Keras's layer, whose activation gets an option."""
+    """A Keras layer that passes its activation an option."""
 
     def call(self, inputs, training=None):
         return self.activation(inputs @ self.kernel, max_value=0.5)
@@ -219,9 +219,9 @@ def test_varying_lengths_keep_kerass():
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["recomputation", "zero=3", "split backward passes", "branches"])
 def test_a_run_has_the_same_numbers(mode):
-    """The updates of 5 steps with the loops, up to bfloat16's rounding, are those of float32 without them.
+    """The updates of 5 steps with the loops are those of float32 without them, up to bfloat16's rounding.
 
-    That the other modes replace kernels is shown in `test_products.py`.
+    `test_products.py` tests that the other modes replace kernels.
     """
 
     def run(strategy):

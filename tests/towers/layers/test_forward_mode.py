@@ -1,4 +1,4 @@
-"""A layer that takes derivatives forward (`tf.autodiff.ForwardAccumulator`) of layers with kernels of ours."""
+"""A layer that takes forward-mode derivatives (`tf.autodiff.ForwardAccumulator`) of layers with our kernels."""
 
 import dataclasses
 

@@ -8,9 +8,9 @@ from towers.options import StepOptions
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
 FUSED = {"fused_batch_norm", "compiled_activations"}
-# Of one or two threads, with oneDNN and AVX2.
+# Kernels on one or two threads, with oneDNN and AVX2.
 CONVOLUTIONS = {"winograd_channels", "examples_as_channels"}
-# There batch norms are compiled where they exchange statistics; on one thread.
+# Kernels on one thread with AVX-512, where batch norms are compiled if they exchange statistics.
 WITH_AVX512 = {*FUSED, *CONVOLUTIONS, "compiled_batch_norm"}
 SHORT_WITH_AVX512 = {*WITH_AVX512, "compiled_relu"}
 SHORT_WITH_AMX = {*SHORT_WITH_AVX512, "amx"}

@@ -1,4 +1,4 @@
-"""Shapes and seeds of random layers are the host's on GPUs: placed there in each mode, with the same bits."""
+"""With GPUs, shapes and seeds of random layers are placed on the host: in each mode, with the same bits."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ def task() -> TinyTask:
     return TinyTask(build=network, examples=images(14), batch_size=7)
 
 
-# (strategy, fields of the devices or a grid, options of the step, options of the mode)
+# By mode or grid: (strategy, fields of the devices, options of the step, options of the mode)
 MODES = {
     "towers": ("towers", {}, {}, {}),
     "pipeline": ("pipeline", {}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
@@ -57,7 +57,7 @@ MODES = {
     "data:2,stage:2": ("pipeline", {"zero": 3}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
     "data:2,slice:2": ("slices", {}, {}, {}),
     "mirrored": ("mirrored", {}, {}, {}),
-    # One tower: XLA compiles each tower's graph for a long time.
+    # One tower, because XLA takes long to compile each tower's graph.
     "xla": ("towers", {"towers": ("/device:CPU:1",)}, {"xla": True}, {}),
 }
 
@@ -70,7 +70,7 @@ def test_the_host_waits_for_no_seed():
 
 
 def _not_the_host(mode: str) -> Devices:
-    """Two towers, of one device or of those that the mode's grid says; the first CPU, the host's, is the last."""
+    """Two towers, of one device or as the mode's grid says; the first CPU, which is the host's, comes last."""
     grid = Grid.parse(mode) if ":" in mode else None
     names = tuple(f"/device:CPU:{index}" for index in (1, 2, 3, 0))[: grid.num_devices if grid else 2]
     found = Devices(towers=names, parameters=names[0])
@@ -78,7 +78,7 @@ def _not_the_host(mode: str) -> Devices:
 
 
 def of_shapes() -> keras.Model:
-    """Its backward pass divides by a product of dimensions, its products reshape, and a branch of it is sliced."""
+    """A backward pass that divides by a product of dimensions; products that reshape; a slice by a dimension."""
     inputs = keras.Input((6, 6, 3))
     rows = keras.layers.Dense(4, activation="gelu", name="rows")(inputs)
     normed = keras.layers.LayerNormalization(name="norm")(rows)
@@ -96,7 +96,7 @@ def test_the_host_waits_for_no_shape():
 
 
 def test_what_the_host_does_not_read_stays():
-    """A mask of constants is the GPU's, as is what a number of the batch decides."""
+    """A mask of constants stays on the GPU, and so does what depends on a number of the batch."""
 
     @tf.function(autograph=False)
     def computed(values, count):
@@ -118,7 +118,7 @@ def test_what_the_host_does_not_read_stays():
     ],
 )
 def test_what_a_step_s_seed_is_drawn_from_is_on_the_host(name, of_mode):
-    """What names no device is on a GPU where there is one, and the host would wait for that GPU's last step."""
+    """Operations without a device would be on a GPU, and the host would wait for that GPU's last step."""
     devices = dataclasses.replace(_not_the_host("towers"), input_on_towers=True)
     made = build_strategy(name, task(), devices, StepOptions(schedule=Constant(0.05)), **of_mode)
     waiting = [one for one in made.graph().get_operations() if one.type == "StatelessRandomUniformFullIntV2"]
@@ -151,7 +151,7 @@ def test_seeds_are_on_the_host_with_the_same_bits(mode):
         # XLA compiles seeds with the tower.
         if mode != "xla":
             assert "CPU:1" in drawn
-            # The step's seeds of the towers are the host's anyway.
+            # The towers' seeds of a step are on the host in any case.
             assert (set(folded) == {"CPU:0"}) == as_on_gpus
     for one, other in zip(*trained, strict=True):
         np.testing.assert_array_equal(one, other)

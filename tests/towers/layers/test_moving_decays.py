@@ -12,7 +12,7 @@ from towers.tower import run_model
 
 
 class OwnNorm(layers.BatchNormalization):
-    """A batch norm whose arithmetic isn't known."""
+    """A batch norm with unknown arithmetic of its own."""
 
     def call(self, inputs, training=None, mask=None):
         return inputs

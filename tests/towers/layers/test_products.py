@@ -1,4 +1,4 @@
-"""Products of short numbers in float32, and exact sums: their numbers, for which layers, what lives how long."""
+"""Products of short numbers in float32, and exact sums: their numbers, their layers, how long tensors live."""
 
 import keras
 import numpy as np
@@ -101,7 +101,7 @@ def test_as_keras(shape, make, policy):
     ids=["convolution", "dense", "einsum", "one head"],
 )
 def test_gradients_of_biases_are_exact_sums(shape, layer):
-    """They are sums of 4096 ones; in bfloat16 they would end at 256. So are those of kernels."""
+    """Gradients of biases and kernels are sums of 4096 ones; in bfloat16 such a sum would stop at 256."""
     model = stacked(shape, layer)
     kernels = StepOptions(precision="bfloat16", tuned_for_cpu=False).kernels(
         Devices(towers=(CPU,), parameters=CPU)
@@ -169,7 +169,7 @@ def test_each_product_is_computed_once_and_named_after_its_layer(kind):
 
 
 def test_the_backward_pass_widens_again(monkeypatch):
-    """Kept from the forward pass, inputs in float32 would take twice the memory: no Cast is used by both.
+    """No Cast is used by both passes: float32 inputs kept from the forward pass would take twice the memory.
 
     TensorFlow's graph optimizer joins operations with the same inputs.
     """
@@ -188,10 +188,10 @@ def test_the_backward_pass_widens_again(monkeypatch):
 
 @pytest.mark.parametrize("mode", first_quick(["two towers", "recomputation", "slices", "split backward passes"]))
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
-    """The updates of 5 steps with the kernels, up to bfloat16's rounding (2^-8 a number), are those of float32.
+    """The updates of 5 steps with the kernels are those of float32, up to bfloat16's rounding (2^-8 a number).
 
     TensorFlow's own products in bfloat16 are no better reference: on a CPU with AVX2 alone both are 3% away from
-    float32. That the other modes replace kernels is shown in `test_compiled_relu.py`.
+    float32. `test_compiled_relu.py` tests that the other modes replace kernels.
     """
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
 

@@ -24,18 +24,18 @@ def order(operations, num_threads=1):
 
 
 def test_the_last_follower_runs_at_once_and_the_others_after_all_that_follows_from_it():
-    """A backward pass: g2 gives the gradient of kernel 2 and that of layer 1, which gives that of kernel 1."""
+    """A backward pass: 'g2' leads to the gradient of kernel 2 and to 'g1', which leads to that of kernel 1."""
     graph = [operation("g2"), operation("kernel 2", 0), operation("g1", 0)]
     graph += [operation("kernel 1", 2), operation("g0", 2)]
     assert order(graph) == ["g2", "g1", "g0", "kernel 1", "kernel 2"]
-    # The other way round in the graph.
+    # The two followers of 'g2' in the other order.
     graph = [operation("g2"), operation("g1", 0), operation("kernel 2", 0)]
     assert order([*graph, operation("g0", 1)]) == ["g2", "kernel 2", "g1", "g0"]
 
 
 def test_cheap_operations_come_first_and_then_the_queue():
     graph = [operation("a"), operation("view", 0, is_cheap=True), operation("b", 0), operation("after view", 1)]
-    # 'after view' is what the view's end leaves to the thread; 'b' was put into the queue because of the view.
+    # The thread goes on with 'after view' when the view ends; 'b' is in the queue, because the view came first.
     assert order(graph) == ["a", "view", "after view", "b"]
 
 
@@ -50,7 +50,7 @@ def test_what_is_sent_to_another_device_waits_in_the_queue():
 
 
 def test_an_idle_thread_takes_the_oldest_operation_of_another_one():
-    """Thread 0 begins 'a', then 'a4'; thread 1, which waited, gets 'a1' from the back of its queue."""
+    """Thread 0 begins 'a', then 'a4'; thread 1, which is idle, takes 'a1' from the back of thread 0's queue."""
     graph = [operation("a"), *(operation(f"a{k}", 0) for k in range(1, 5))]
     assert order(graph) == ["a", "a4", "a3", "a2", "a1"]
     assert order(graph, 2) == ["a", "a4", "a1", "a3", "a2"]

@@ -30,7 +30,7 @@ def pooled(images):
 
 @pytest.mark.parametrize(
     "onednn, kept, needed",
-    # Pooled [32, 16, 16, 64] floats: a byte each is kept, or the maxima and their places while the gradient runs.
+    # For each of [32, 16, 16, 64] pooled floats a byte is kept, or the gradient needs the maximum and its index.
     [(True, 0.5, 0), (False, 0, 2 + 4)],
 )
 def test_max_pooling(monkeypatch, onednn, kept, needed):
@@ -38,14 +38,14 @@ def test_max_pooling(monkeypatch, onednn, kept, needed):
         spec = tf.TensorSpec([None, 32, 32, 64])
         graph = StepGraph(tf.function(pooled, autograph=False).get_concrete_function(spec))
         peak = peaks(graph.operations(32, one_memory=True))[HOST_MEMORY]
-        # The images, the pooled ones, its gradient and the result.
+        # The images, the pooled images, their gradient and the result.
         assert peak.total_bytes == pytest.approx((8 + 2 + 2 + 8 + kept + needed) * MIB, abs=1000)
 
 
 @pytest.mark.parametrize("equation, shapes, copied", [
-    # The scores of attention: both inputs have their heads inside.
+    # The scores of attention: both inputs have the heads as an inner dimension.
     ("abcd,aecd->acbe", [(64, 64, 4, 16), (64, 64, 4, 16)], 2),
-    # The other way round the result of 4 MiB is copied too.
+    # With the inputs exchanged, the result of 4 MiB is copied too.
     ("aecd,abcd->acbe", [(64, 64, 4, 16), (64, 64, 4, 16)], 6),
     # Scores times values: the values are copied, and the result from the order a c b d.
     ("acbe,aecd->abcd", [(64, 4, 64, 64), (64, 64, 4, 16)], 2),

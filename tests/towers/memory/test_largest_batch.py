@@ -1,4 +1,4 @@
-"""The largest batch that fits, against trying all of them."""
+"""The largest batch that fits, compared with a trial of all batches."""
 
 import pytest
 

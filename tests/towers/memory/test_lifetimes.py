@@ -37,7 +37,7 @@ def test_a_chain_holds_two_neighbours():
 
 
 def test_what_the_backward_pass_reads_lives_until_then():
-    """Forward a, b, c; the gradient of b reads a, so a lives to the end."""
+    """Forward a, b, c; the gradient d reads a, so a lives to the end."""
     graph = [
         operation("a", num_bytes=100),
         operation("b", reads=[0], num_bytes=10),
@@ -61,7 +61,7 @@ def test_a_diamond_holds_both_sides():
 
 
 def test_an_operation_in_place_takes_its_last_input():
-    """Only if nothing else reads that input, and it has the same size."""
+    """It does so only if nothing else reads that input, and if the sizes are equal."""
     chain = [operation("a"), operation("b", reads=[0], workspace=1, may_reuse=(0,)), operation("c", reads=[1])]
     assert peak(chain[:2]).kinds == {"b": 10, WORKSPACE: 1}
     assert peak([*chain, operation("d", reads=[0, 2])]).total_bytes == 30
@@ -72,7 +72,7 @@ def test_an_operation_in_place_takes_its_last_input():
 
 
 def test_an_operation_in_place_takes_the_last_part_of_a_larger_buffer():
-    """Two halves of a: once nothing reads the other half, c is written to its own one, and all of a stays."""
+    """a has two halves: once nothing reads the other half, c is written to its own one, and all of a stays."""
     halves = [operation(f"half {k}", reads=[0], num_bytes=5, shares=0) for k in range(2)]
     other = operation("o", reads=[2], num_bytes=1)
     graph = [operation("a"), *halves, other, operation("c", reads=[1], after=[3], num_bytes=5, may_reuse=(0,))]
@@ -130,7 +130,7 @@ def test_several_threads_need_several_workspaces():
 
 
 def test_workspaces_of_two_threads_meet_in_one_of_several_orders():
-    """Thread 0: a, work a; thread 1: b, work b. By the costs work a ends before work b begins."""
+    """Thread 0: a, work a; thread 1: b, work b. By their costs, work a ends before work b begins."""
     costs = {"a": 1.0, "b": 2.5, "work a": 1.0, "work b": 1.0}
     reads = {"work a": [0], "work b": [1]}
     graph = [
@@ -146,7 +146,7 @@ def test_workspaces_of_two_threads_meet_in_one_of_several_orders():
 
 
 def two_towers(num_layers):
-    """Each of two devices computes a gradient of 10 bytes for each layer, the first one also the sums."""
+    """Each of two devices computes a gradient of 10 bytes for each layer; the first device also sums them."""
     first, second = "CPU:0", "CPU:1"
     graph = [
         operation("begin", num_bytes=0, executor=first, is_cheap=True),
@@ -172,7 +172,7 @@ def two_towers(num_layers):
 
 
 def test_sums_come_late_if_a_thread_wakes_up_late():
-    """A thread that waits begins to receive all gradients; if none waits, they are all computed before that."""
+    """An idle thread starts to receive gradients at once; without one, all gradients are computed first."""
     graph = two_towers(16)
     awake, late = (peaks(graph, 2, num_orders)[""].total_bytes for num_orders in (1, 9))
     assert awake < 200

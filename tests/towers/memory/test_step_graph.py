@@ -34,7 +34,7 @@ def test_sizes_follow_from_the_batch_and_calls_are_inlined():
 
     found = peak_of(lambda batch: tf.reduce_sum(called(called(batch))), 10)
     row = WIDTH * FLOAT
-    # The second concatenation: the batch, its input and its output.
+    # The peak is the second concatenation: the batch, the concatenation's input and its output.
     assert found.kinds == {BATCH: 10 * row, ACTIVATIONS: 10 * 6 * row}
 
 
@@ -47,7 +47,7 @@ def test_kinds_tell_gradients_and_copies_of_parameters_from_activations():
     found = peak_of(step, 7, tf.TensorSpec([WIDTH, WIDTH]))
     assert found.operation == "MatMul"
     assert found.kinds == {BATCH: 7 * 64, ACTIVATIONS: 2 * 7 * 32, COPIES: WIDTH * WIDTH * 2}
-    # The product of two activations depends on the batch's numbers, not its length.
+    # The size of this product of two activations does not depend on the batch's length.
     gram = peak_of(lambda batch: tf.matmul(batch, batch, transpose_a=True), 2)
     assert gram.kinds == {BATCH: 2 * 64, GRADIENTS: WIDTH * WIDTH * FLOAT}
 
@@ -82,7 +82,7 @@ def test_a_tensor_that_is_broadcast_to_its_own_shape_is_not_copied():
 
 
 def test_a_device_begins_to_receive_before_a_tensor_is_sent():
-    """The receives of a device are ready with its first operations, and a busy thread leaves them for later."""
+    """A device's receives are ready with its first operations, and a busy thread leaves them for later."""
 
     def step(batch):
         with tf.device("/device:CPU:1"):
@@ -100,10 +100,10 @@ def test_a_device_begins_to_receive_before_a_tensor_is_sent():
 
 
 def test_patches_of_a_convolution_fill_what_tensorflow_takes_for_a_cache():
-    """Figures of traced steps: [48, 1024, 144] in ResNet-20, [15, 256, 1600] in the classic network."""
+    """Shapes from traced steps: [48, 1024, 144] in ResNet-20, [15, 256, 1600] in the classic network."""
     assert patches_bytes(1024, 144, 16, FLOAT) == 48 * 1024 * 144 * FLOAT
     assert patches_bytes(256, 1600, 64, FLOAT) == 15 * 256 * 1600 * FLOAT
-    # The gradient of the image takes a large example alone, and small ones together.
+    # The gradient of the image has patches of one large example at a time, but of several small ones.
     assert patches_bytes(1024, 144, 16, FLOAT, examples=32, num_threads=2) == 1024 * 144 * FLOAT
     assert patches_bytes(64, 576, 64, FLOAT, examples=32, num_threads=2) == 102 * 64 * 576 * FLOAT
     assert patches_bytes(64, 576, 64, FLOAT, examples=32) == 64 * 576 * FLOAT
@@ -116,7 +116,7 @@ def test_an_engine_holds_its_variables_and_more_for_longer_batches():
     found = {name: one.in_all(64) for name, one in memory.items()}
     assert {one.parameters_bytes for one in found.values()} == {DENSE}
     assert [found[name].optimizer_bytes for name in RULES] == [0, DENSE]
-    # The Keras model keeps its first values, the same number of bytes.
+    # The Keras model keeps its first values, which take as many bytes.
     assert memory["sgd"].template_bytes == DENSE <= found["sgd"].buffers_bytes
     few, more = memory["momentum"].in_all(640), memory["momentum"].in_all(1280)
     assert 1.9 < more.activations_bytes / few.activations_bytes < 2.1

@@ -1,4 +1,4 @@
-"""An update that XLA compiles gives the numbers of the kernels, and leaves everything as it was where it must."""
+"""An update that XLA compiles gives the numbers of TensorFlow's kernels, and changes nothing where it must not."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ RULES = [
 
 
 def strategy_of(rule, *, xla, task=None, parameters=0, schedule=None, **options):
-    # With masks, as where a GPU has the parameters.
+    # With masks, as when a GPU has the parameters.
     devices = dataclasses.replace(cpus(1, parameters), masks=True)
     schedule = schedule or Constant(0.05)
     options = StepOptions(rule=rule, schedule=schedule, xla=xla, precision="float64", **options)
@@ -52,11 +52,11 @@ def variables_of(strategy) -> dict[str, np.ndarray]:
     return {name: one.numpy() for name, one in {**engine.parameters(), **engine.state(), **slots}.items()}
 
 
-# Lookahead's rule is the momentum with Nesterov's step.
+# Without 'nesterov', because Lookahead's rule has it.
 @pytest.mark.full
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id != "nesterov"])
 def test_the_numbers_are_those_of_the_kernels(rule):
-    """The fifth batch is short, and XLA compiles the step once more for it: with one of the rules."""
+    """The fifth batch is short, and XLA compiles the step again for it, so only one rule trains on it."""
     num_steps, found = (STEPS if isinstance(rule, Lookahead) else 4), []
     for xla in (False, True):
         strategy = strategy_of(rule, xla=xla, clipping=Clipping(global_norm=0.5))
@@ -69,7 +69,7 @@ def test_the_numbers_are_those_of_the_kernels(rule):
 
 
 def test_a_step_takes_nothing_from_the_host():
-    """It has the part of a batch, a learning rate and variables: a GPU waits for what the host sends."""
+    """The step gets a part of a batch, a learning rate and variables: a GPU would wait for the host's tensors."""
     strategy = strategy_of(NESTEROV, xla=True)
     graph = strategy.engine.train_function.get_concrete_function().graph
     (step,) = (one for one in graph.get_operations() if one.node_def.attr["_XlaMustCompile"].b)
@@ -110,7 +110,7 @@ def test_state_that_a_gpu_does_not_hold():
 
 
 def test_a_tower_stays_on_its_device():
-    """Beside parameters on another one, which XLA updates there."""
+    """The parameters are on another device, where XLA updates them."""
     strategy = strategy_of(NESTEROV, xla=True, parameters=1)
     operations = strategy.graph().get_operations()
     compiled = [one.device.rpartition("/")[2] for one in operations if one.node_def.attr["_XlaMustCompile"].b]

@@ -96,7 +96,7 @@ def test_state_is_on_every_device_and_no_variable_is_sent_to_towers(spread):
         np.testing.assert_allclose(variable.numpy(), expected.engine.state()[name].numpy(), rtol=1e-5, atol=1e-6)
         assert len({copy.numpy().tobytes() for copy in variable.copies}) == 1
     if spread == REPLICATED:  # with ZeRO the owners' new parameters are read and sent
-        # The loss scale.
+        # The one value sent to each device is the loss scale.
         assert [graphs.copies("CPU:0", target).total() for target in ("CPU:1", "CPU:2")] == [1, 1]
 
 
@@ -128,7 +128,7 @@ def test_a_resumed_run_can_say_that_parameters_were_elsewhere():
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_what_is_kept_between_microbatches(zero):
-    """Every tower's gradients, which meet once a step, or the sum of each part."""
+    """ZeRO-1 keeps every tower's gradients and sums them once a step; ZeRO-2 keeps the sum of each part."""
     strategy = trained(cpus(2, zero=zero), Adam(), steps=0, accumulation=2)
     kept = strategy.engine.first_function(strategy._next_batch(0)).gradients
     num_parts, num_parameters = len(strategy.engine.placement.parts), len(strategy.engine.parameters())
@@ -154,7 +154,7 @@ def _bytes(variable) -> int:
 
 @pytest.mark.full
 def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path):
-    """Two steps in each mode, against as many on one device."""
+    """Two steps in each mode, compared with as many steps on one device."""
     chain = [ZERO_1, REPLICATED, CENTRAL, ZERO_3, {"sharded": True}, ZERO_2]
     for leg, spread in enumerate(chain):
         strategy = trained(cpus(3, **spread), Adam(), steps=0)

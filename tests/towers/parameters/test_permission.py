@@ -54,7 +54,7 @@ def table_with_nan() -> TinyTask:
 
 
 def strategy_of(make_task, rule, *, masks: bool, mode="towers", spread=(), **options):
-    # Not on the host: the counters are then beside the parameters, as on a GPU.
+    # Parameters on the second CPU, not the host's: the counters are then beside them, as on a GPU.
     devices = dataclasses.replace(cpus(2, 1, **dict(spread)), masks=masks)
     step_options = StepOptions(rule=rule, schedule=Constant(0.1), **{"on_nan": "skip", **options})
     return build_strategy(mode, make_task(), devices, step_options)
@@ -110,7 +110,7 @@ def test_masks_stop_at_the_bad_step():
             messages.append(str(caught.value))
         assert messages[0] == messages[1]
         assert bits_of(found) == bits_of(expected)
-    # Values of an earlier step are restored: seeds and batches go on from there.
+    # Counters set to an earlier step, as by a checkpoint: seeds and batches continue from there.
     for strategy in (expected, found):
         strategy.checkpointables()["counters"]["step"].assign(BAD_STEP + 1)
         strategy.restored()
@@ -118,7 +118,7 @@ def test_masks_stop_at_the_bad_step():
     assert bits_of(found) == bits_of(expected)
 
 
-# Operations for which a GPU waits: the host decides or computes.
+# Operations for which a GPU waits, because the host decides or computes.
 OF_THE_HOST = {"If", "StatelessIf", "Case", "While", "StatelessWhile", "PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
@@ -138,7 +138,7 @@ def test_a_masked_step_asks_the_host_for_nothing(mode):
 
 
 def test_masks_are_on_the_device_of_what_they_select():
-    """What names no device would be on the first GPU, also where the state is on another one."""
+    """A mask without a device would be on the first GPU, even if the state is on another one."""
     graph = graph_of("towers", True)
     masks = [one for one in graph.get_operations() if one.type == "SelectV2" and "update" in one.name]
     assert len(masks) > 2 and {one.device.rpartition("/")[2] for one in masks} == {"device:CPU:1"}

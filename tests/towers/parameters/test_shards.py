@@ -1,4 +1,4 @@
-"""Tests which device owns what, as arithmetic."""
+"""Which device owns which part of a parameter, as arithmetic."""
 
 import math
 

@@ -81,7 +81,7 @@ def test_counterparts_share_the_optimizer_state_of_what_they_hold_alike(mode):
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_what_is_kept_between_microbatches(zero):
-    """The gradients of both towers, which meet once a step, or the sum of each part."""
+    """ZeRO-1 keeps both towers' gradients and sums them once a step; ZeRO-2 keeps the sum of each part."""
     strategy = built(slices(zero), accumulation=2)
     kept = strategy.engine.first_function(strategy._next_batch(0)).gradients
     placement = strategy.engine.placement
@@ -101,7 +101,7 @@ CASES = [
 
 @pytest.mark.parametrize("mode, rule, options", first_quick(CASES, 0), ids=lambda given: type(given).__name__)
 def test_it_equals_one_device(mode, rule, options):
-    """Norms of parameters that several devices share; rules that need whole parameters."""
+    """With norms of parameters that several devices share, and rules that need whole parameters."""
     microbatches = options.get("accumulation", 1) * (2 if mode[0] == "pipeline" else 1)
     found = trained(mode, rule, **options)
     expected = trained(ONE_DEVICE, rule, **options | {"accumulation": microbatches})

@@ -21,14 +21,14 @@ def played(schedule, seconds=EQUAL_SECONDS) -> Timeline:
 
 
 def bubble_seconds(schedule, work_seconds) -> float:
-    """What the step takes beyond `work_seconds`, which each device computes."""
+    """The seconds of a step beyond `work_seconds`, for which each device computes."""
     timeline = played(schedule)
     assert timeline.busy_seconds == pytest.approx([work_seconds] * len(schedule.devices))
     return timeline.total_seconds - work_seconds
 
 
 def drawn(schedule) -> list[str]:
-    """The rows of the devices, without name."""
+    """The drawn rows of the devices, without the devices' names."""
     return [row[len("device 0") :].split() for row in draw(schedule).splitlines()[1 : 1 + len(schedule.devices)]]
 
 

@@ -1,4 +1,4 @@
-"""Cuts: the smallest possible largest stage, compared with all cuts there are."""
+"""Cuts make the largest stage as small as possible: a comparison with all possible cuts."""
 
 import itertools
 
@@ -53,7 +53,7 @@ def test_no_cut_of_measured_seconds_is_better(case):
     [
         ([3, 1, 1, 5, 2], 3, [0, 3, 4, 5]),
         ([1, 1, 1, 1], 2, [0, 2, 4]),
-        # The largest stage is 10 wherever the others are cut: these are balanced.
+        # The largest stage is 10 for every cut of the others, so these are balanced.
         ([10, 1, 1, 1, 1], 3, [0, 1, 3, 5]),
         ([0, 0, 0], 3, [0, 1, 2, 3]),
         ([5], 1, [0, 1]),

@@ -1,4 +1,4 @@
-"""What is wrong with a schedule is found, named and marked in the drawing."""
+"""Faults of a schedule are found, named and marked in its drawing."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from towers.pipeline.schedule_csv import parse
 
 
 def written(*lines: str):
-    """The schedule that these lines of CSV say, with its faults."""
+    """The schedule of these lines of CSV, with its faults."""
     return parse("\n".join(lines), "test").schedule
 
 

@@ -29,7 +29,7 @@ def random_model(draw: random.Random, num_layers: int = 12) -> keras.Model:
 
 
 def reads(tensor, without) -> bool:
-    """Whether the tensor depends on a model input by a path that leaves out the layer `without`."""
+    """Whether the tensor depends on a model input by a path without the layer `without`."""
     operation = tensor._keras_history.operation
     if operation is without:
         return False

@@ -25,7 +25,7 @@ NUM_BLOCKS = 2
 
 
 def residual_network(activation: str = "relu") -> keras.Model:
-    """A chain of blocks with what makes a second computation differ: random numbers and moving statistics."""
+    """A chain of blocks whose second computation could differ: random numbers and moving statistics."""
     outputs = inputs = layers.Input((6, 6, 3))
     outputs = layers.Conv2D(4, 3, padding="same", name="stem")(outputs)
     for index in range(NUM_BLOCKS):
@@ -37,7 +37,7 @@ def residual_network(activation: str = "relu") -> keras.Model:
 
 
 class OwnNetwork(keras.Model):
-    """The same in a call of its own."""
+    """The same network, within the call of a subclassed model."""
 
     def __init__(self, build=residual_network):
         super().__init__()
@@ -48,7 +48,7 @@ class OwnNetwork(keras.Model):
 
 
 def frozen_network() -> keras.Model:
-    """The same with a frozen stem and first block."""
+    """The same network with a frozen stem and first block."""
     model = residual_network()
     for layer in model.layers:
         layer.trainable = layer.name != "stem" and not layer.name.endswith("0")
@@ -86,14 +86,14 @@ CASES = first_quick(
 def test_a_run_gives_the_same_bits(recompute, options):
     """Dropout draws the same masks, moving statistics move once, exchanged statistics are those of all towers."""
     found, expected = after_steps(recompute, **options), without(**options)
-    # Sums over towers come in any order.
+    # Sums over towers are added in any order.
     tolerance = 1e-4 if "batch_stats" in options else 0.0
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance * 1e-3, err_msg=name)
 
 
 def traced(recompute: str, build=residual_network):
-    """The tower's graph after the optimizer."""
+    """The nodes of the tower's graph after TensorFlow's graph optimizer."""
     model = build()
     model(tf.zeros([1, 6, 6, 3]))
     kernels = StepOptions(tuned_for_cpu=False).kernels(cpus(1))
@@ -121,12 +121,12 @@ def test_the_peak_of_memory_falls(tmp_path):
         done = run_forked("-m", peak_program.__name__, recompute, cwd=tmp_path)
         assert done.code == 0, done.err
         peaks[recompute] = float(done.out)
-    # Both have the graph, threads and gradients too. A few blocks may be there again at the same time.
+    # Both peaks include graph, threads and gradients. A few recomputed blocks may be alive at the same time.
     assert peaks["none"] - peaks["blocks"] > peak_program.NUM_BLOCKS / 2 * peak_program.HIDDEN_MEBIBYTES, peaks
 
 
 class SharedLayers(keras.Model):
-    """Its layers are its own, and those of a model within it too, which it calls."""
+    """A model that calls an inner model made of its own layers."""
 
     def __init__(self):
         super().__init__()
@@ -189,7 +189,7 @@ class OutsideNetwork(keras.Model):
     "build, recompute", [(wrapped_network, "sqrt"), (wrapped_network, "full"), (OutsideNetwork, "full")]
 )
 def test_calls_by_other_layers_are_not_counted(build, recompute):
-    """Otherwise parts would begin and end at other calls, or never end and hide those after them."""
+    """Otherwise parts would begin and end at wrong calls, or never end and hide later parts."""
     model = build()
     ranges, operations = recorded(model, recompute)
     segments = segments_of(model, recompute)
@@ -209,7 +209,7 @@ def recurrent_network() -> keras.Model:
 
 
 def test_a_loops_lists_of_activations_are_computed_again():
-    """Such a list has the shape of a scalar. The backward pass pops from the copied loop's: the first is freed."""
+    """Such a list has a scalar's shape. The backward pass pops from the copied loop's list: the first is freed."""
     loops = [node for node in traced("full", recurrent_network) if node.op in ("While", "StatelessWhile")]
     copied = {node.name for node in loops if node.name.endswith("_recomputed")}
     firsts = {name.removesuffix("_recomputed") for name in copied}
@@ -233,7 +233,7 @@ def pooled_network() -> keras.Model:
 
 
 def test_a_maximum_is_compared_with_what_it_is_the_maximum_of():
-    """Not with a second computation of that, whose last bits may differ: no element would be the maximum."""
+    """A second computation's last bits may differ from the maximum: no element would equal it."""
     nodes = traced("full", pooled_network)
     assert any(node.name.endswith("_recomputed") for node in nodes)
     compared = [name for node in nodes if node.op == "Equal" for name in node.input]
@@ -255,7 +255,7 @@ def test_the_optimizer_does_not_merge_the_second_computation_with_the_first():
     assert count(again, "Conv2D") == 2 * NUM_BLOCKS + 1
     assert count(again, *NORMS) == 2 * count(kept, *NORMS) == 2 * NUM_BLOCKS
     assert count(again, "Conv2DBackpropFilter") == count(kept, "Conv2DBackpropFilter")
-    # Only a second computation's result is read by the backward pass of a block.
+    # A block's backward pass reads only the results of the second computation.
     read = {name.split(":")[0] for node in again if node.op == "FusedBatchNormGradV3" for name in node.input}
     first = {node.name for node in again if node.op == "Conv2D" and not node.name.endswith("_recomputed")}
     assert not read & first

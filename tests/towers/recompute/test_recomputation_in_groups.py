@@ -47,7 +47,7 @@ TASK = TinyTask(build=residual_network, examples=images(12))
 
 @functools.cache
 def after_two_steps(make, recompute: str):
-    """The numbers, and the graphs."""
+    """The numbers after two steps, and the graphs of the steps."""
     options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.05), recompute=recompute)
     strategy = make(options)
     with recorded_graphs() as graphs:
@@ -105,7 +105,7 @@ def computed_again(make, recompute: str) -> dict[str, dict[str, int]]:
     "make, convolutions, norms",
     first_quick(
         [
-            # Of two blocks with two branches all but the first branch: its input and its result are alive anyway.
+            # All of two blocks' two branches but the first branch, whose input and result are alive anyway.
             (branches, {"CPU:0": 1, "CPU:1": 2}, {"CPU:0": 2}),
             (towers, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}),
             (slices, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS}),

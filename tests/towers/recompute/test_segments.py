@@ -81,7 +81,7 @@ def chain(num_frozen: int) -> keras.Model:
 
 
 def nested(num_frozen: int) -> keras.Model:
-    """Such a chain within a model."""
+    """The chain of `chain` within a model."""
     inputs = layers.Input((8, 8, 3))
     return keras.Model(inputs, layers.Dense(3, name="head")(chain(num_frozen)(inputs)))
 

@@ -46,7 +46,7 @@ def test_every_second_dense_and_convolution_reads_the_parts_of_the_one_before():
         layers.Dense(6, name="c"),
     ]
     assert splits(stacked((4,), *dense)) == {"a": "columns", "b": "rows", "c": "columns"}
-    # A softmax and a dropout need the whole of what they read.
+    # A softmax and a dropout need their whole inputs.
     others = [layers.Dense(6, "softmax", name="a"), layers.Dense(6, name="b"), layers.Dropout(0.1)]
     assert set(splits(stacked((4,), *others, layers.Dense(4, name="c"))).values()) == {"columns"}
     images = [layers.Conv2D(4, 3, name="a"), layers.ReLU(), layers.Conv2D(4, 3, name="b"), layers.Flatten()]

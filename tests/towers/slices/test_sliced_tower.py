@@ -1,4 +1,4 @@
-"""Sliced towers: where they compute, what travels, and layers used in every way."""
+"""Sliced towers: where they compute, what they exchange, and layers used in every way."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ def test_each_device_computes_its_slices_and_only_sums_travel():
     strategy = slices_strategy(pair(), cpus_in_groups("slice:2"), StepOptions())
     with recorded_graphs() as graphs:
         strategy.run_steps(1)
-    # Forward one of each layer, backward two of the second layer and one of the first, whose inputs are data.
+    # Forward one for each layer; backward two for the second layer and one for the first, whose inputs are data.
     assert graphs.devices_of("MatMul") == {"CPU:0": 5, "CPU:1": 5}
     assert graphs.devices_of("ReluGrad") == {"CPU:0": 1, "CPU:1": 1}
     assert graphs.devices_of("Concat") == {}, "nobody reads the whole of a parameter or of the hidden layer"
@@ -76,14 +76,14 @@ def called_twice() -> keras.Model:
 
 
 def assert_equals_one_device(build, grid: str, rule, rate: float, num_steps: int) -> None:
-    """Slices of a model of words have the parameters and the evaluation of one device, in float64."""
+    """Asserts that a sliced model of words has the parameters and evaluation of one device, in float64."""
     options = StepOptions(rule=rule, schedule=Constant(rate), precision="float64")
     found = slices_strategy(words_task(build), cpus_in_groups(grid), options)
     expected = towers_strategy(words_task(build), cpus(1), options)
     for strategy in (found, expected):
         strategy.run_steps(num_steps)
     values, wanted = parameters_of(found), parameters_of(expected)
-    # The biases of the keys have no gradient but rounding errors, which Adam amplifies.
+    # The gradients of the keys' biases are rounding errors, which Adam amplifies.
     for name in ("attention/key/bias", "of_heads/key/bias"):
         values.pop(name, None), wanted.pop(name, None)
     assert_close(values, wanted, 1e-9)
@@ -93,14 +93,14 @@ def assert_equals_one_device(build, grid: str, rule, rate: float, num_steps: int
 @pytest.mark.full
 @pytest.mark.parametrize("build, grid", [(attending, "slice:2"), (called_twice, "slice:3")])
 def test_layers_in_every_use_equal_one_device(build, grid):
-    """Three heads on two devices, and what three devices do not divide evenly either."""
+    """Three heads on two devices; layers that three devices can't divide evenly either."""
     assert_equals_one_device(build, grid, Adam(), rate=0.01, num_steps=5)
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'flatten.* does not support masking")
 @pytest.mark.parametrize("causal", first_quick([False, True]))
 def test_an_attention_gets_the_mask_of_its_query(causal):
-    """Keras reads it from the tensor, and the slices' own tensors are others. The sum sees masked positions."""
+    """Keras reads the mask from a tensor; slices have tensors of their own. The sum sees masked positions."""
 
     def build():
         words = layers.Input((4,), dtype="int32")
@@ -114,7 +114,7 @@ def test_an_attention_gets_the_mask_of_its_query(causal):
 
 
 def adapted() -> layers.MultiHeadAttention:
-    """Its queries and values have matrices of low rank beside their kernels."""
+    """An attention whose queries and values have low-rank matrices beside their kernels."""
     attention = layers.MultiHeadAttention(2, 3, name="attention")
     attention.build((None, 4, 6), (None, 4, 6))
     for projection in (attention._query_dense, attention._value_dense):
@@ -123,7 +123,7 @@ def adapted() -> layers.MultiHeadAttention:
 
 
 def penalized() -> layers.MultiHeadAttention:
-    """The outputs of all its projections have a penalty."""
+    """An attention with a penalty on the outputs of all its projections."""
     return layers.MultiHeadAttention(2, 3, activity_regularizer="l2", name="attention")
 
 

@@ -30,7 +30,7 @@ def test_stages_have_about_equally_many_parameters():
 
 
 def test_stages_take_equally_long(monkeypatch):
-    """Of four equal layers the first takes as long as the others together."""
+    """Of four layers of equal size the first takes as long as the others together."""
     asked = []
 
     def seconds(functional, num_examples, kernels):
@@ -135,7 +135,7 @@ def test_every_tower_needs_an_example_of_each_microbatch():
         "microbatches=20 (by default, twice the stages), num_towers=1 and a batch of 16", "microbatches=16"
     ):
         check_microbatches(16, 1, 20, (1.0,), by_default=True)
-    # Each microbatch has to have four examples: of two or three the first tower gets all.
+    # Each microbatch needs four examples: with two or three the first tower gets all of them.
     with refused("microbatches=5, num_towers=2 and a batch of 10", "use microbatches=2 or less"):
         check_microbatches(10, 1, 5, (3.0, 1.0))
     with refused("microbatches=5, 2 towers in all processes and a batch of 10", "use microbatches=2 or less"):

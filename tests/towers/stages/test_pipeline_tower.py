@@ -100,14 +100,14 @@ def pipeline(task, num_devices, rule=None, num_towers=1, **options):
     ids=str,
 )
 def test_every_kind_of_model_graph(num_devices, options):
-    """Nine examples in four microbatches: dropout's masks are those of one device too."""
+    """Nine examples in four microbatches; dropout's masks too are those of one device."""
     found, (parameters, evaluation) = pipeline(awkward_task(), num_devices, **options), awkward_reference()
     assert_close(parameters_of(found), parameters)
     assert found.evaluate() == pytest.approx(evaluation)
 
 
 def recurrent_task() -> TinyTask:
-    """Loops, whose gradients read lists, behind a layer with constants."""
+    """A task with loops, whose gradients read lists, behind a layer with constants."""
 
     def build():
         sequences = layers.Input((5, 3))
@@ -122,7 +122,7 @@ def recurrent_task() -> TinyTask:
 
 @pytest.mark.full
 def test_recurrent_layers_and_constants():
-    """Gathered too: stages have parts of parameters, and loops."""
+    """With gathered parameters: stages have parts of them, and loops."""
 
     def make(task, options):
         pipeline = PipelineOptions(microbatches=2)
@@ -133,7 +133,7 @@ def test_recurrent_layers_and_constants():
 
 
 class MappedDense(layers.Dense):
-    """Computes one example after another: as many as there are, so its loop's lists have that length."""
+    """Computes one example after another, so that its loop's lists are as long as the batch."""
 
     def call(self, inputs):
         return tf.map_fn(lambda one: super(MappedDense, self).call(one[None])[0], inputs)
@@ -161,7 +161,7 @@ class Positive(layers.Layer):
 
 
 def test_a_sparse_tensor_between_stages():
-    """It has a gradient in the stage that made it."""
+    """The tensor has a gradient in the stage that computed it."""
 
     def build():
         first, second = layers.Dense(6, name="first"), layers.Dense(5, name="second")
@@ -197,7 +197,7 @@ def test_a_schedule_from_a_file_may_take_microbatches_in_any_order():
 
 @pytest.mark.full
 def test_towers_share_moving_statistics_as_if_after_each_microbatch():
-    """Nine examples in two microbatches of an odd order, a batch norm that is called twice, one that is frozen."""
+    """Nine examples in two microbatches, the second one first; a batch norm called twice, another one frozen."""
 
     def build():
         inputs, norm = layers.Input((4,)), layers.BatchNormalization(momentum=0.8, name="norm")
@@ -215,7 +215,7 @@ def test_towers_share_moving_statistics_as_if_after_each_microbatch():
 
 @pytest.mark.full
 def test_microbatches_of_several_calls_are_cut_as_on_one_device():
-    """13 examples in 8 microbatches are 2, 2, 1, 2, ...; in 2 of 7 and 6, each in 4, they would be 2, 2, 2, 1."""
+    """13 examples in 8 microbatches are 2, 2, 1, 2, ...; 7 and 6 examples in 4 each would be 2, 2, 2, 1, ..."""
 
     def build():
         inputs = layers.Input((4,))

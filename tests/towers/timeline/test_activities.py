@@ -1,4 +1,4 @@
-"""What an operation belongs to, from its name in the graph that ran."""
+"""The activity to which an operation belongs, by its name in the graph that ran."""
 
 import pytest
 

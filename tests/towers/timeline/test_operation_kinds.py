@@ -1,4 +1,4 @@
-"""The kinds of operations in a profile: types as TensorFlow and oneDNN name them, and shares of the time."""
+"""The kinds of operations in a profile: types by TensorFlow's and oneDNN's names, and shares of the time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is said of a pipeline that ran: from actions with known times."""
+"""What a run prints about its pipeline, from actions with known times."""
 
 import pytest
 
@@ -18,12 +18,12 @@ from towers.timeline.pipeline_run import (
     stage_seconds,
 )
 
-# Numbers that binary fractions hold exactly.
+# Seconds that are exact as binary fractions.
 STAGES = [StageSeconds(0.25, 0.5, 0.125, 0.0625), StageSeconds(0.125, 0.25, 0.0625)]
 
 
 def ran(name: str, num_microbatches: int = 4, stages=STAGES, steps: int = 2):
-    """The pipelines of `steps` steps that took exactly the simulated times."""
+    """The pipeline runs of `steps` steps that took exactly the simulated times, and the simulation."""
     schedule = builders.build(name, num_devices=2, num_stages=len(stages), num_microbatches=num_microbatches)
     played = simulate(schedule, stages)
     return pipeline_runs(
@@ -58,7 +58,7 @@ def test_the_bubble_of_equal_stages_is_gpipes():
 
 
 def traced(layers, num_microbatches: int = 8):
-    """The operations of a step on two devices, each of half of the layers; durations by pass."""
+    """The operations of a step on two devices with half of the layers each; `layers` gives seconds by pass."""
     found = []
     for index, (name, seconds) in enumerate(layers.items()):
         stage = 2 * index // len(layers)
@@ -71,7 +71,7 @@ def traced(layers, num_microbatches: int = 8):
 
 
 def test_more_stages_are_predicted_from_the_same_layers():
-    """GPipe with K equal stages takes (M + K - 1) times a microbatch's time in one of them."""
+    """GPipe with K equal stages takes (M + K - 1) times a microbatch's time in a stage."""
     equal = [StageSeconds(2.0, 4.0, 0.0)] * 2
     runs, played = ran("gpipe", 8, equal)
     operations = traced({f"dense_{index}": (0.5, 1.0) for index in range(8)})
@@ -85,7 +85,7 @@ def test_more_stages_are_predicted_from_the_same_layers():
 
 
 def test_layers_are_cut_where_the_largest_stage_is_smallest():
-    """Two devices ran [3] [1 1 1]: the first layer can't be divided, so four devices wait for it."""
+    """Two devices ran layers of [3] and [1 1 1]: the first layer can't be divided, so four devices wait for it."""
     layers = {"wide": (3.0, 6.0), **{f"narrow_{index}": (1.0, 2.0) for index in range(3)}}
     stages = [StageSeconds(4.0, 8.0, 0.0), StageSeconds(2.0, 4.0, 0.0)]
     runs, played = ran("gpipe", 8, stages)

@@ -1,4 +1,4 @@
-"""Towers as one graph: what they sum, what each gets and gives back, and that nothing else is exchanged."""
+"""Towers in one graph: what they sum, what each takes and returns, and that nothing else is exchanged."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def result_of(loss_sum, gradients=()) -> TowerResult:
 
 
 def batches(*lengths) -> PerTower:
-    """Features that count on from one tower to the next."""
+    """Features 0, 1, 2, ..., continued from one tower to the next."""
     features = np.split(np.arange(sum(lengths), dtype=np.float32), np.cumsum(lengths)[:-1])
     return PerTower([Batch(tf.constant(own), tf.zeros([len(own)], tf.int32)) for own in features])
 
@@ -50,7 +50,7 @@ def test_each_tower_gets_the_sum_over_all():
 
 
 def test_a_second_sum_takes_what_the_first_gave():
-    """In the same order on all towers, so that all have the same bits."""
+    """The sums have the same order on all towers, so that all towers have the same bits."""
     exchange = TowerExchange(3)
 
     def tower(parameters, state, batch):
@@ -62,7 +62,7 @@ def test_a_second_sum_takes_what_the_first_gave():
 
 
 def test_a_sum_in_a_branch_stays_a_collective():
-    """It is part of a function that the graph calls, and finds its counterparts by its keys."""
+    """The sum is in a function that the graph calls, and finds the other towers' sums by its keys."""
     exchange = TowerExchange(3)
 
     def tower(parameters, state, batch):
@@ -74,7 +74,7 @@ def test_a_sum_in_a_branch_stays_a_collective():
 
 
 def test_gradients_and_sliced_parameters():
-    """A list's elements are for each tower; slices are joined for each."""
+    """Each element of a list has a value for each tower; slices are joined for each tower."""
 
     def tower(parameters, state, batch):
         (whole,) = parameters

@@ -12,7 +12,7 @@ from towers.options import StepOptions
 
 
 class Scaled(layers.Layer):
-    """Multiplies its inputs by a weight in a function that is traced while the model is built, and no more."""
+    """Multiplies its inputs by a weight in a function that is traced only once, while the model is built."""
 
     def build(self, shape):
         self.factor = self.add_weight(shape=shape[-1:], initializer="ones", trainable=False, name="factor")
@@ -39,6 +39,6 @@ def test_a_weight_in_a_function_of_the_model(name, devices):
 
 
 def test_a_frozen_layer_may_be_a_function():
-    """Its weights never change, as those of a SavedModel in a `TFSMLayer`."""
+    """Its weights never change, like those of a SavedModel in a `TFSMLayer`."""
     strategy = build_strategy("towers", task_with(Scaled(name="scaled", trainable=False)), cpus(1), StepOptions())
     assert strategy.run_steps(1).num_steps == 1

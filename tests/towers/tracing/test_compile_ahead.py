@@ -1,4 +1,4 @@
-"""What is compiled in the background: for each tower's part, and the step's graph compiles none of it again."""
+"""Functions compiled in the background: for each tower's part, and never again by the step's graph."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from towers import engine, options
 from towers.layers.convolutions import winograd
 from towers.options import StepOptions
 
-# Prints a line between what is compiled in the background and the step's calls.
+# Prints a line between the compilation in the background and the step's calls.
 PROGRAM = """
 from towers import configure_devices
 
@@ -85,7 +85,7 @@ def test_a_graph_does_not_compile_again():
     ],
 )
 def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, mode, tuned, accumulation, expected):
-    """Of two layers with the same shape; only the first step."""
+    """Once for two layers of the same shape, and in the first step only."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     started = []

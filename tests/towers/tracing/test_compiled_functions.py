@@ -1,4 +1,4 @@
-"""Functions that XLA compiles are empty for the graph optimizer, and whole again afterwards."""
+"""The graph optimizer sees functions that XLA compiles as empty; afterwards they are whole again."""
 
 import pytest
 import tensorflow as tf
@@ -57,7 +57,7 @@ def test_all_functions_are_shown_again_even_those_that_the_optimizer_dropped():
 
 
 def test_the_branches_of_a_compiled_case_are_shown_again():
-    """A layer of the user's may be compiled, with branches that only it calls: one attribute names them all."""
+    """A user's own layer may be compiled, with branches that only it calls: one attribute names them all."""
 
     @tf.function(jit_compile=True, autograph=False, input_signature=[SPEC])
     def of_several(x):

@@ -12,7 +12,7 @@ GROUPS = (("/device:CPU:0", "/device:CPU:1"), ("/device:CPU:2", "/device:CPU:3")
 
 
 def made(computed):
-    """A function of each tower, the list of the towers that were traced, and the devices in each tower's graph."""
+    """A function for each tower, the list of the traced towers, and the devices in each tower's graph."""
     graphs, traced, devices = CopiedGraphs(GROUPS), [], {}
 
     def graph_of(tower, key, trace):

@@ -1,4 +1,4 @@
-"""What a graph draws if XLA compiles it: TensorFlow's numbers."""
+"""A graph that XLA compiles draws TensorFlow's random numbers."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tests.towers.tiny_tasks import assert_close, parameters_of
 from towers.options import StepOptions
 from towers.tracing.drawn_numbers import drawn_by_tensorflow, drawn_otherwise
 
-# XLA extends negative ones otherwise.
+# Negative seeds too: XLA alone would extend them differently.
 SEEDS = [[3, 5], [-1045986709, 0], [2**31 - 1, -(2**31)]]
 EXACT = {
     "uniform float64": lambda seed: tf.random.stateless_uniform([5, 3], seed, dtype=tf.float64),
@@ -47,7 +47,7 @@ def test_exact(draw):
 
 @pytest.mark.parametrize("dtype, tolerance", NORMAL.items())
 def test_normal(dtype, tolerance):
-    """Of an odd number of them the last one has no pair."""
+    """401 numbers are drawn in pairs, so the last one is alone."""
     by_xla = compiled(lambda seed: tf.random.stateless_normal([401], seed, dtype=dtype))
     for seed in SEEDS:
         expected = tf.random.stateless_normal([401], seed, dtype=dtype)

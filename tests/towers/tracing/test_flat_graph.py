@@ -1,4 +1,4 @@
-"""Flat graphs: which Identity nodes are removed; the functions that they call."""
+"""Flat graphs: which Identity nodes are removed; which functions the graphs know."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,7 +8,7 @@ from towers.tracing.traced_once import optimized_if_needed
 
 
 def test_identity_nodes_at_the_end_are_removed():
-    """Except those that are kept by name, that other nodes use, or that forward an argument."""
+    """All but those that are kept by name, that other nodes use, or that forward an argument."""
 
     @tf.function(autograph=False)
     def function(x):
@@ -29,7 +29,7 @@ def test_identity_nodes_at_the_end_are_removed():
 
 
 def test_a_loop_can_be_in_a_wrapped_function():
-    """As a recurrent layer is in a step on ParameterServerStrategy: all functions of its graph become known."""
+    """As a recurrent layer in a step of ParameterServerStrategy: all functions of its graph become known."""
 
     @tf.function(autograph=False)
     def function(x):

@@ -1,4 +1,4 @@
-"""What TensorFlow's graph optimizer does to a tower's graph, and what it is kept from."""
+"""What TensorFlow's graph optimizer does to a tower's graph, and what it is prevented from doing."""
 
 import os
 
@@ -49,7 +49,7 @@ def test_a_lookup_table_of_the_program_causes_no_warning(caplog):
     "device, use_bias, is_joined", [("", False, True), ("", True, True), (CPU, False, True), (CPU, True, False)]
 )
 def test_which_batch_norms_are_joined_with_their_relu(monkeypatch, device, use_bias, is_joined):
-    """Joined they are twice as fast. A convolution on a named device would be joined with its bias, and fail."""
+    """Joined ones are twice as fast. A convolution on a named device would be joined with its bias, and fail."""
     monkeypatch.setattr(graph_optimizer, "must_optimize", lambda concrete: True)
     kernels = LayerKernels(exact_bias_gradients=True)
     with layer_precision("bfloat16"):
@@ -67,7 +67,7 @@ def test_which_batch_norms_are_joined_with_their_relu(monkeypatch, device, use_b
 
 
 def test_nothing_is_joined_for_a_worker_s_gpu(monkeypatch):
-    """It has no kernel for a joined batch norm in float32; the chief optimizes for all workers, on its CPU."""
+    """A GPU has no kernel for a joined float32 batch norm; the chief optimizes for all workers, on its CPU."""
     monkeypatch.setattr(graph_optimizer, "must_optimize", lambda concrete: True)
     model = stacked((6, 6, 4), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU())
     cpus = tf.config.list_logical_devices("CPU")

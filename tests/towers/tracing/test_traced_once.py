@@ -19,7 +19,7 @@ def convolutions():
     return [
         layers.Reshape((LENGTH, 1, 1)),
         layers.Conv2D(3, (2, 1)),
-        # On some CPUs the optimizer would join them, and fail because three is no multiple of four.
+        # On some CPUs the optimizer would join norm and ReLU, and fail: three channels are no multiple of four.
         layers.BatchNormalization(),
         layers.ReLU(),
         layers.Flatten(),

@@ -1,4 +1,4 @@
-"""Rules around rules, against their formulas."""
+"""Rules that contain rules, compared with their formulas."""
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_lookahead_resets_the_weights_to_their_average(every, last_decay):
 
 
 def test_lookahead_beyond_the_planned_steps_stays_an_average():
-    """With gradients that turn back and forth, which move a weight by one rate at most."""
+    """The gradients alternate in sign, so they move a weight by at most one learning rate."""
     rule = Lookahead(rule=SGD(), num_updates=NUM_UPDATES)
     found, slots = stepped(rule, given=np.tile([[1.0] * 4, [-1.0] * 4], (20 * NUM_UPDATES, 1)))
     np.testing.assert_allclose(found, start(), atol=2 * RATE)

@@ -131,7 +131,7 @@ def test_what_is_refused(make, parts):
 
 
 class Forgetful(schedules.LearningRateSchedule):
-    """A user's own schedule without a rate from step 5 on, or from another one on."""
+    """A user's own schedule without a rate from step `end` on."""
 
     def __init__(self, end=5):
         self._end = end

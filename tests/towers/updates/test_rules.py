@@ -178,7 +178,7 @@ def test_muon_has_two_decays(shape, decay):
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (16, 16), (48, 16), (16, 100), (27, 64), (576, 64)], ids=str)
 def test_orthogonalized_has_singular_values_near_one(shape):
-    """Random matrices. Singular values below 0.002 times the norm, which square ones may have, may stay small."""
+    """For random matrices. Singular values below 0.002 times the norm (of square matrices) may stay small."""
     for seed in range(5):
         matrix = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
         given = np.linalg.svd(matrix, compute_uv=False)

@@ -35,7 +35,7 @@ class Rows:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_named_rows_change_as_if_they_were_alone(rule):
-    """Against the fused kernels on a variable of these rows, three updates, in float64."""
+    """Three updates in float64, compared with those of the fused kernels on a variable of these rows."""
     start, ids = drawn(0, ROWS, WIDTH), [4, 1]
     table, alone = Rows(rule, start), Rows(rule, start[ids])
     for update in range(3):

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.timeout(200)
 LIMIT_SECONDS = 150
 # Time to start threads on a busy machine.
 MARGIN_SECONDS = 10.0
-# Half the distance between neighbours around 1.
+# Half the distance between neighbouring numbers above 1.
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
-# How a collective ends that times out: our own raises; TensorFlow 2.21 raises or crashes while it cleans up.
+# How a collective ends on a timeout: ours raises; TensorFlow 2.21 raises, or crashes while it cleans up.
 WAITED = {"tcp": "TimeoutError", "tensorflow": "DeadlineExceededError"}
 ENDS_AFTER_WAITING = {"tcp": (0,), "tensorflow": (0, -signal.SIGABRT, -signal.SIGSEGV)}
 
@@ -30,7 +30,7 @@ ENDS_AFTER_WAITING = {"tcp": (0,), "tensorflow": (0, -signal.SIGABRT, -signal.SI
 @pytest.fixture(
     scope="module",
     params=[
-        # In the quick tests, conformance rows exchange by both.
+        # The quick tests have conformance rows for both ways.
         pytest.param((count, way), id=f"{count} by {way}", marks=[pytest.mark.full])
         for count, way in [(2, "tcp"), (3, "tcp"), (3, "tensorflow")]
     ],
@@ -145,7 +145,7 @@ def test_sums_of_other_tensors_keep_their_precision(found):
 
 @pytest.mark.parametrize("dtype", program.numbers_of(0))
 def test_the_host_gathers_by_rank_to_the_bit(found, dtype):
-    """Repeats each purpose with other numbers."""
+    """Each purpose is used three times, with different numbers."""
     for turn in range(3):
         own = [program.numbers_of(rank)[dtype][turn:][:3] for rank in range(len(found))]
         for worker in found:
@@ -216,7 +216,7 @@ MEBIBYTE = 2**20
     ids=["two", "eight", "many", "as asked"],
 )
 def test_many_workers_send_larger_packs(num_workers, options, packs):
-    """A pack takes two rounds a worker: with packs of one size 64 workers waited for their latency."""
+    """A pack takes two rounds a worker: with packs of one size, 64 workers would mostly wait for latency."""
     ring = _CountedRing()
     exchange = WorkerExchange(num_workers, 0, WireOptions(**options), channel=1, tcp=ring)
     gradients = [tf.ones([MEBIBYTE // 4]) for _ in range(60)]

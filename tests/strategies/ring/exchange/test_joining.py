@@ -17,7 +17,7 @@ def cluster(role="worker", index=0, **addresses) -> Cluster:
 
 
 def test_gpus_use_nccl():
-    """TensorFlow's own AUTO would send everything through the host's memory."""
+    """TensorFlow's default AUTO would send everything through the host's memory."""
     implementations = tf.distribute.experimental.CommunicationImplementation
     assert implementation_of("auto", 1) is implementations.NCCL
     assert implementation_of("auto", 0) is implementations.AUTO
@@ -49,7 +49,7 @@ class TestAlone:
 
     @pytest.mark.parametrize("role", ["worker", "chief"])
     def test_a_cluster_of_one_needs_no_server(self, role):
-        """Its address is not used: it may be taken."""
+        """A single member's address is not used, so another process may have it."""
         with server() as taken:
             ring = join_ring(cluster(role, **{role: [taken]}))
         assert (ring.num_workers, ring.rank) == (1, 0)

@@ -1,4 +1,4 @@
-"""The connection from the previous rank: found among strangers, none of which is waited for."""
+"""The connection from the previous rank is found among strangers, without waiting for any of them."""
 
 import contextlib
 import os

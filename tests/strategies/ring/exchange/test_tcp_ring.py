@@ -83,7 +83,7 @@ def test_the_halves_of_a_sum(sizes, wire):
 
 @pytest.mark.parametrize("num_workers, wire", [(2, np.float32), (3, np.float32), (2, ml_dtypes.bfloat16)])
 def test_the_halves_send_the_bytes_of_the_whole(monkeypatch, num_workers, wire):
-    """A short wire sends half of them, if what follows the reduce-scatter is as short."""
+    """A short wire halves the bytes, if the parts that are gathered afterwards are as short."""
     sent: dict[Neighbours, int] = {}
     send = Neighbours.send_bytes
 
@@ -141,7 +141,7 @@ def test_a_worker_that_waits_too_long_raises(short_patience):
 
 
 def together(*acts: Callable[[], object]) -> list[Exception | None]:
-    """What each call raised; all run at the same time, and end."""
+    """The error of each call; all calls run at the same time and must end."""
     raised: list = [None] * len(acts)
 
     def run(index: int) -> None:
@@ -177,7 +177,7 @@ OUT_OF_STEP = {
 
 @pytest.mark.parametrize("other", OUT_OF_STEP.values(), ids=OUT_OF_STEP.keys())
 def test_ranks_that_make_different_calls_are_an_error(short_patience, other):
-    """Before, they summed each other's bytes."""
+    """Without the check, they would sum each other's bytes."""
 
     def usual():
         made[0].all_reduce(np.zeros(4, np.float32), np.dtype(np.float32), purpose="a")
@@ -208,7 +208,7 @@ def test_a_waiting_worker_checks_whether_the_others_are_alive(short_patience):
 
 
 def test_checks_grow_with_the_workers_and_not_with_their_square(monkeypatch):
-    """Of six ranks five wait. Each checks two ranks at a time, one of them the one that it waits for."""
+    """Five of six ranks wait. Each checks two ranks at a time, one of them the rank that it waits for."""
     monkeypatch.setattr(neighbours, "PATIENCE_SECONDS", 0.02)
     checked: dict[int, list[int]] = {}
 
@@ -225,7 +225,7 @@ def test_checks_grow_with_the_workers_and_not_with_their_square(monkeypatch):
 
 
 def test_the_frames_of_many_workers_are_as_long_as_those_of_two():
-    """Chunks that shrink with the number of workers would take as long as their latency."""
+    """If chunks shrank with the number of workers, latency would decide how long they take."""
     lengths = []
     with rings(8) as (made, _):
         heads = made[0]._neighbours._head
@@ -238,7 +238,7 @@ def test_the_frames_of_many_workers_are_as_long_as_those_of_two():
 
 @pytest.mark.parametrize("length, rounds", [(2048, 7), (2049, 14)])
 def test_a_short_sum_takes_one_round_a_worker(length, rounds):
-    """Longer ones take two, and send less."""
+    """Longer sums take two rounds a worker, and send less."""
     frames = []
     with rings(8) as (made, _):
         sender = made[3]._neighbours
@@ -281,7 +281,7 @@ def test_a_piece_of_a_chunk_is_sent_on_before_the_next_one_arrives():
 
 @pytest.mark.parametrize("length", first_quick([10, 100_000]), ids=["sent at once", "sent by a thread"])
 def test_both_neighbours_name_the_worker_that_was_lost(monkeypatch, length):
-    # So long the sending thread may be waited for.
+    # The longest wait for the sending thread.
     monkeypatch.setattr(neighbours, "PATIENCE_SECONDS", 0.5)
     members = [Member("worker", index, f"host{index}:1") for index in range(3)]
     lost_by_rank = {}
@@ -301,7 +301,7 @@ def test_both_neighbours_name_the_worker_that_was_lost(monkeypatch, length):
 
 
 def test_both_neighbours_are_named_if_both_have_ended():
-    """One of them ended because the other one did; nobody else can tell which was first."""
+    """One of them ended because the other one did; no other rank can tell which was first."""
     with rings(3) as (made, connections):
         for end in (connections[1][0], connections[0][1], connections[2][0], connections[1][1]):
             end.close()

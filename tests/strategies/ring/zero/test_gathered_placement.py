@@ -44,7 +44,7 @@ def workers_of_chain(num_workers: int, num_towers: int) -> WorkersInThreads:
 
 
 def collected(found) -> dict:
-    """The parameters, as the worker that writes checkpoints gets them."""
+    """The parameters as collected by the worker that writes checkpoints."""
     spread = [engine.placement.spread_with_owners for engine in found.engines]
     at_once(found.hosts, lambda host, rank: bring(host, spread[rank]))
     values = values_of(found.engines[0])
@@ -117,7 +117,7 @@ def test_towers_of_a_worker_wait_for_calls_and_never_for_each_other():
 
 
 def towers_of(name: str) -> set[int]:
-    """The tower that computes an operation; none of a call that serves all of them."""
+    """The tower that computes an operation, as a set; empty for a call that serves all towers."""
     tower = activity_of(name).tower
     return set() if tower is None else {tower}
 

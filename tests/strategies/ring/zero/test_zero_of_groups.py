@@ -1,4 +1,4 @@
-"""ZeRO over the workers of a ring of towers of several devices: who holds what, where it is sent, the numbers."""
+"""ZeRO over a ring's workers with towers of several devices: which device holds and sends what; the numbers."""
 
 import collections
 import functools
@@ -72,7 +72,7 @@ def test_each_device_shares_its_optimizer_state_with_its_counterpart(grid, made)
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_each_device_sends_what_it_holds(monkeypatch, zero):
-    """Stand-ins for the exchanges: a call of the host, as over TCP."""
+    """Calls of the host, as over TCP, stand in for the exchanges."""
     sizes = []
 
     def sent(self, vector, of_workers, purpose=""):
@@ -86,7 +86,7 @@ def test_each_device_sends_what_it_holds(monkeypatch, zero):
     strategy = build_strategy("ring", dense_task(), cpus_in_groups("stage:2", zero=zero), options, pipeline=STAGES)
     with recorded_graphs() as graphs:
         strategy.run_steps(1)
-    # Each stage has a layer, as wide as its kernel and bias. Gradients go after each microbatch with ZeRO 2.
+    # Each stage has one layer, with kernel and bias. With ZeRO-2 gradients are sent after each microbatch.
     layers = [4 * 5 + 5, 5 * 3 + 3]
     assert sizes == [*layers * zero, *layers]
     exchanged = [node.device.rpartition("device:")[2] for node in graphs.nodes if node.op == "PyFunc"]
@@ -143,7 +143,7 @@ def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
 
 @pytest.mark.full
 def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units(monkeypatch):
-    """Here slices are large enough to be cut. A step sends gathers twice and gradients once."""
+    """The slices are large enough to be cut. A step gathers parameters twice and sends gradients once."""
     devices = cpus_in_groups("data:2,slice:2", zero=3)
     options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.1))
     with counted_bytes(monkeypatch) as sent, rings(2) as (connections, _):

@@ -42,7 +42,7 @@ CASES = [
 
 @contextlib.contextmanager
 def workers(rule, *, zero: int = 0, devices=None, task=task, num_workers: int = 2, **options):
-    """Context manager: workers that have not trained yet. TensorFlow has threads for two that wait."""
+    """Context manager: workers that have not trained yet. TensorFlow has threads for two waiting workers."""
     with rings(num_workers) as (made, _):
         yield WorkersInThreads(made, task(), StepOptions(rule=rule, **options), zero=zero, devices=devices)
 
@@ -199,7 +199,7 @@ def test_slots_travel_to_the_writer_and_back(of_zero_1):
 
 @pytest.mark.full
 def test_others_values_are_written_and_freed_one_piece_at_a_time(monkeypatch):
-    """Rank 0 never has more of them than a piece that it is given and the one that it has just used."""
+    """Rank 0 never holds more of them than the piece that it receives and the piece that it has just used."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", ROW_BYTES)
     alive, peak = [0], [0]
     sent = HostExchange.sent
@@ -263,6 +263,6 @@ def spans(begin, shape):
 
 
 def slots_of(engine) -> list[bytes]:
-    """The slots that this worker has."""
+    """The bits of the slots that this worker has."""
     own = [variable for variable, _ in engine.placement.slots_with_owners if isinstance(variable, tf.Variable)]
     return [variable.numpy().tobytes() for variable in own]

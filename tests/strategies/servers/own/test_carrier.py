@@ -22,7 +22,7 @@ LIMIT = 40
 
 
 class Servers:
-    """Servers of this process as a `Group`. It notes the largest array of each message, in bytes."""
+    """Servers of this process as a `Group`, which records the largest array of each message, in bytes."""
 
     def __init__(self):
         self.servers = [types.SimpleNamespace(name=f"ps:{index}") for index in range(NUM_SERVERS)]

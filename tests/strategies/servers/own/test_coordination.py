@@ -1,4 +1,4 @@
-"""Server 0's answers while requests of several processes arrive in the same moment."""
+"""Server 0's answers to requests of several processes that arrive at the same moment."""
 
 import threading
 import time

@@ -22,11 +22,11 @@ from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD, Momentum, UpdateRule, everything
 
 LIMIT_SECONDS = 30
-# Exact in float32, in which servers take it.
+# Exact in float32, in which servers get the rate.
 RATE = 0.125
-# Two servers that hold nothing else get 100 and 101 of its rows.
+# Two servers that hold nothing else get 100 and 101 of the embedding's rows.
 EMBEDDING = (201, 1000)
-# The largest ratio of the fullest server's bytes to the mean.
+# Upper limit of the ratio of the fullest server's bytes to the mean.
 LEVEL = 1.1
 
 
@@ -69,7 +69,7 @@ class LocalServers:
         return [connection.sent_bytes for connection in self.groups[0].connections]
 
     def held_bytes(self) -> list[int]:
-        """Bytes that each server holds, by its own replies."""
+        """Bytes that each server holds, as it reports."""
         held = []
         for server, (reply, _) in enumerate(self.groups[0].ask_all("keys")):
             replies = [self.groups[0].ask(server, "pull", key=key) for key in reply["about"]]
@@ -206,7 +206,7 @@ def test_only_the_used_rows_are_sent(sgd):
     sgd.first.push("embedding", tf.IndexedSlices(rows, indices, EMBEDDING), RATE)
     sent = [after - then for after, then in zip(sgd.sent_bytes(), before, strict=True)]
     row_bytes = rows[0].nbytes + 8
-    # Row 150 is sent once, with both of its gradients added.
+    # Row 150 is sent once, with the sum of its two gradients.
     for found, count in zip(sent, [1, 2], strict=True):
         assert count * row_bytes < found < count * row_bytes + 300
     expected = value.astype(np.float64)

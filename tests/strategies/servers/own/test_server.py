@@ -82,7 +82,7 @@ def end_all(*members: Member) -> None:
 
 
 def serving_with_timeout(member: Member, timeout_seconds: float, coordination=None) -> Started:
-    """A server that counts a chief as lost which is silent for so long."""
+    """A server that counts a chief as lost after `timeout_seconds` of silence."""
     store, seconds = StoreHandlers(Momentum(), Clipping()), timeout_seconds
     server = Server(
         member, store, settings=SETTINGS, secret=SECRET, coordination=coordination, timeout_seconds=seconds
@@ -141,7 +141,7 @@ class TestRequests:
             chief.ask(0, "end", how="done")
 
     def test_a_step_of_several_workers(self):
-        """The wanted workers' sum is divided by the weight and scaled; what was held is then forgotten."""
+        """The sum of the wanted leases is divided by the weight and scaled; held gradients are then dropped."""
         step = {"key": "a", "step": 4, "leases": [0, 2]}
         with serving() as (member, _), group(member, this=WORKER) as other:
             other.ask(0, "init", [np.zeros(2)], key="a")
@@ -321,7 +321,7 @@ class TestSecondChief:
 
 
 class TestStrangers:
-    """Whoever can connect can keep neither threads nor memory, and keeps no member out."""
+    """A stranger that connects can hold neither threads nor memory, and keeps no member out."""
 
     @staticmethod
     def stranger(member: Member) -> socket.socket:
@@ -335,7 +335,7 @@ class TestStrangers:
                 crowd.enter_context(self.stranger(member))
             with group(member, this=WORKER) as worker:
                 worker.ask(0, "keys")
-                # A thread ends a moment after its connection is ended; after ten seconds all would end.
+                # A thread ends a moment after its connection; all connections would end after ten seconds.
                 deadline = time.monotonic() + 6
                 while threading.active_count() - before >= 20:
                     assert time.monotonic() < deadline
@@ -392,7 +392,7 @@ class TestSecret:
             with listener.accept()[0] as accepted:
                 connection = Connection(accepted, LIMIT_SECONDS)
                 hello, _ = connection.receive()
-                # A server that sends the client's own words back knows no more than before.
+                # A server that sends the client's own message back still does not know the secret.
                 connection.send(hello)
                 connection.receive()
                 connection.send(proof)
@@ -405,7 +405,7 @@ class TestSecret:
             answered.result()
 
     def test_what_was_heard_once_lets_nobody_in(self):
-        """A client that repeats a proof which another client gave."""
+        """A client that repeats another client's proof is refused."""
         with serving() as (member, _):
             heard = []
             with socket.create_connection((member.host, member.port)) as connected:
@@ -452,7 +452,7 @@ class TestListening:
             new_server(Member("ps", 0, "127.0.0.1:80"))
 
     def test_an_address_of_another_machine(self):
-        """As when the name leads to a load balancer: the server then listens on all its own addresses."""
+        """For example if the name is a load balancer's: the server then listens on all its own addresses."""
         port = new_member().port
         server = new_server(Member("ps", 0, f"192.0.2.1:{port}"))
         started = Started(lambda: server.serve(LIMIT_SECONDS))
@@ -473,7 +473,7 @@ class Losses:
         self.is_closed = False
 
     def connected(self, worker: int, connection: int) -> None:
-        """It only counts losses."""
+        """Does nothing: only losses are recorded."""
 
     def lost(self, worker: int) -> None:
         self.workers.put(worker)
@@ -483,7 +483,7 @@ class Losses:
 
 
 class SlowLoss(Losses):
-    """Records what is noted, in order; noting a loss takes a while."""
+    """Records connections and losses in order; handling a loss takes a while."""
 
     def __init__(self):
         super().__init__()
@@ -579,7 +579,7 @@ class TestLost:
                 worker.ask(0, "keys")
 
     def test_a_chief_that_is_lost_while_it_is_let_in(self, monkeypatch):
-        """The server waited without end for it, and refused every other chief."""
+        """Otherwise the server would wait for it forever, and refuse every other chief."""
         send = Connection.send
 
         def broken(connection, message, arrays=()):
@@ -605,7 +605,7 @@ class TestLost:
 
     @pytest.mark.parametrize("shows_life", [True, False])
     def test_a_chief_that_stands_still(self, shows_life):
-        """It may ask nothing for long, while it evaluates; but a stopped one does not even show that it lives."""
+        """An evaluating chief may ask nothing for long, but shows that it lives; a stopped chief does not."""
         member = new_member()
         started = serving_with_timeout(member, 0.15)
         with group(member) as chief:
@@ -624,7 +624,7 @@ class TestLost:
     @pytest.mark.parametrize("timeout_seconds", [None, 600.0])
     @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
     def test_the_machine_of_the_chief_vanishes(self, monkeypatch, timeout_seconds):
-        """The system finds that out after half a minute, however long the chief may be silent."""
+        """The system detects this after half a minute, however long the chief may be silent."""
         member = new_member()
         started = serving_with_timeout(member, timeout_seconds)
         with group(member) as chief:
@@ -664,7 +664,7 @@ class TestLost:
         with serving(coordination=noted) as (member, _), group(member, this=WORKER) as before:
             assert noted.next() == ("connected", WORKER.index)
             before.close()
-            # While server 0 notes the loss.
+            # Connects again while server 0 handles the loss.
             assert noted.next() == ("losing", WORKER.index)
             with group(member, this=WORKER):
                 assert [noted.next(), noted.next()] == [("lost", WORKER.index), ("connected", WORKER.index)]

@@ -1,4 +1,4 @@
-"""The vectors of a server: each update is applied once and as the rule says, also when several come at once."""
+"""The vectors of a server: each update is applied once and by the rule, also when several arrive at once."""
 
 import itertools
 
@@ -78,7 +78,7 @@ class TestUpdates:
     @every_rule
     @pytest.mark.parametrize("masked", [False, True], ids=["decay of all", "decay of some"])
     def test_updates_follow_the_rule(self, rule, masked):
-        """Also after the vector's contents were moved to another vector, as a checkpoint does."""
+        """Also after the vector's contents were moved to another vector, as by a checkpoint."""
         decays = np.arange(LENGTH) % 3 == 0 if masked else None
         vector = Vector(drawn(LENGTH), rule, decays=decays)
         by_hand = ByHand(rule, drawn(LENGTH), True if decays is None else decays)

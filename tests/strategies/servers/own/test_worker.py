@@ -123,7 +123,7 @@ def test_each_gradient_is_computed_from_the_parameters_that_were_pulled(options,
 
 
 class TurnedAway(Group):
-    """Server 0 of a backup worker that is late: every third round is the worker's next one."""
+    """Server 0 as a late backup worker sees it: the worker gets every third round, and is never wanted."""
 
     def __init__(self, vector: np.ndarray, steps: Sequence[int]):
         super().__init__([Member(SERVER, 0, "")], [])
@@ -143,7 +143,7 @@ class TurnedAway(Group):
 
 
 class CountedTask:
-    """A task that records where its training data are started."""
+    """A task that records at which batch its training data start."""
 
     def __init__(self, task: SmallTask):
         self._task, self.starts = task, []

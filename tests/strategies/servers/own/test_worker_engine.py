@@ -39,14 +39,14 @@ def task() -> TinyTask:
 
 
 def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
-    """The engine, the whole vector of parameters, and what the engine computed from the first batch."""
+    """The engine, and what it computed from the first batch."""
     keras.utils.set_random_seed(1)
     engine, compute = engine_of(task(), num_towers, wire=wire, sends_sums=sends_sums, **options)
     return engine, compute()
 
 
 def engine_of(own: TinyTask, num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
-    """The engine of a task without state but frozen weights, and what computes its first batch."""
+    """The engine of a task whose only state is frozen weights, and a function that computes its first batch."""
     model, data = own.build_model(), as_batches(own.dataset("train", InputShard()))
     engine = WorkerEngine(
         own,
@@ -72,7 +72,7 @@ def engine_of(own: TinyTask, num_towers: int = 1, *, wire: str = "float32", send
 
 
 def test_what_servers_send_stays_on_the_host_until_towers_read_it(monkeypatch):
-    """TensorFlow puts what names no device on a GPU: here on another CPU."""
+    """TensorFlow puts tensors without a device on a GPU; here another CPU stands in for it."""
     engine, compute = engine_of(task(), 2)
     whole, given = engine._whole_function, []
     monkeypatch.setattr(engine, "_whole_function", lambda *values: given.extend(values[:3]) or whole(*values))
@@ -90,7 +90,7 @@ def test_the_template_is_on_the_host():
 
 
 class Scaling(layers.Dense):
-    """Assigns its own kernel, though it is frozen."""
+    """A layer that assigns its own kernel although it is frozen."""
 
     def call(self, inputs, training=None):
         self.kernel.assign(0.5 * self.kernel)

@@ -29,7 +29,7 @@ every_kernel = pytest.mark.parametrize("kernels", [FUSED, COMPILED], ids=["fused
 
 @pytest.fixture(autouse=True)
 def also_for_few_elements(request, monkeypatch):
-    """The tests' arrays are small."""
+    """Compiles layers of few elements too, because the tests' arrays are small."""
     if "few_elements" not in request.node.name:
         monkeypatch.setattr(compiled, "FEWEST_ELEMENTS", 1)
         monkeypatch.setattr(compiled, "FEWEST_BESIDE_FUSED", 1)
@@ -55,12 +55,12 @@ def layer_model(shape, **options) -> keras.Model:
 
 
 def drawn(shape, mean=2.0) -> tf.Tensor:
-    """Random inputs that are not centred at 0, like real ones."""
+    """Random inputs whose mean is not 0, as of real ones."""
     return tf.constant(np.random.default_rng(1).normal(mean, 3.0, shape), tf.float32)
 
 
 def upstream_of(inputs) -> tf.Tensor:
-    """Gradients that correlate with the inputs, so that gamma's is no small difference of large sums."""
+    """Gradients correlated with the inputs, so that gamma's gradient is no small difference of large sums."""
     return tf.constant(np.random.default_rng(2).normal(size=inputs.shape) + 0.5 * inputs, tf.float32)
 
 
@@ -220,7 +220,7 @@ def test_a_frozen_layer_uses_its_moving_statistics(shape, kernels):
 @every_kernel
 @pytest.mark.parametrize("training", [True, False])
 def test_short_numbers_are_near(shape, training, kernels, precision, tolerance):
-    """Statistics are float32 in all; outputs have 8 or 11 bits."""
+    """Statistics are float32 in both precisions; outputs have 8 or 11 bits."""
     model = layer_model(shape, dtype=f"mixed_{precision}")
     found, expected = both(model, drawn(shape), training=training, kernels=kernels)
     with kernels.in_place(model):
@@ -335,7 +335,7 @@ def test_compiled_moments_of_many_rows_keep_their_digits():
     "shape", [(32, 32, 16), (32, 32, 48), (15, 15, 64), (3, 3, 256), (2, 2, 2048), (3, 5, 8), (7, 200)]
 )
 def test_compiled_loops_over_rows_of_several_pixels(shape):
-    """Their sums and scales are those of the channels."""
+    """Sums and scales of a row's pixels are those of their channels."""
     inputs = drawn((3, *shape), mean=2.0)
     kernel = compiled.CompiledKernel(1e-3)
     scale = tf.constant(np.linspace(1, 2, shape[-1]), tf.float32)

@@ -26,7 +26,7 @@ FORWARD, BACKWARD = 3, 2
 
 @pytest.fixture(autouse=True)
 def also_for_few_elements(monkeypatch):
-    """The tests' arrays are small."""
+    """Compiles layers of few elements too, because the tests' arrays are small."""
     for module, name in (
         (compiled, "FEWEST_ELEMENTS"),
         (compiled, "FEWEST_BESIDE_FUSED"),
@@ -73,17 +73,17 @@ def norm_used_twice(x):
 
 
 def reshaped(x):
-    """Which is not joined."""
+    """Not joined, because of the reshape."""
     return layers.ReLU()(layers.Reshape((20, 6))(norm(x)))
 
 
 def of_one_example(x):
-    """Added to all others, by an addition that knows no number of examples."""
+    """One example is added to all, by an addition with an unknown number of examples."""
     return layers.ReLU()(layers.Lambda(lambda x: x[0] + x[1][:1])([norm(x), x]))
 
 
 def bounded(x):
-    """Which is not joined."""
+    """Not joined, because of the ReLU's maximum."""
     return layers.ReLU(1.0)(norm(x))
 
 
@@ -93,12 +93,12 @@ def with_doubled_gradient(x):
 
 
 def gradient_between(x):
-    """An operation whose numbers are its inputs', and whose gradient is not."""
+    """With an operation that returns its inputs, but changes their gradient."""
     return layers.ReLU()(layers.Lambda(with_doubled_gradient)(norm(x)))
 
 
 class SlopeAdded(layers.Layer):
-    """max(0, x), and the gradient of its square by x, as a penalty in a layer would have it."""
+    """max(0, x) plus the derivative of its square by x, as a penalty in a layer would compute it."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +113,7 @@ class SlopeAdded(layers.Layer):
 
 
 def slope_of_norm(x):
-    """A tape that knows the batch norm's outputs, and not what they were made of."""
+    """With a tape that watches the batch norm's outputs, not what they were computed from."""
     return SlopeAdded()(norm(x))
 
 
@@ -128,7 +128,7 @@ def frozen(x):
 
 
 class Ops(NamedTuple):
-    """Of a step in float32 with exchanged statistics. Of a sum both addends get the gradient of one `ReluGrad`."""
+    """Operations of a float32 step with exchanged statistics. One `ReluGrad` serves both addends of a sum."""
 
     loops: int
     relus: int
@@ -210,14 +210,14 @@ def test_as_keras(network, kernels, training):
 
 @pytest.mark.parametrize("network", [residual, two_norms])
 def test_sums_of_a_known_number_of_examples(network):
-    """Which nothing can broadcast."""
+    """No addend can then be broadcast."""
     found, expected = (traced(built(network), one, count=7)(drawn()) for one in (EXCHANGED, KERAS))
     assert_near(found, expected, 5e-6)
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
 def test_the_relu_is_part_of_the_loops(network):
-    """The outputs of the batch norm are computed by themselves only where something else needs them."""
+    """The batch norm's outputs are computed separately only where something else needs them."""
     found = operations(traced(built(network), EXCHANGED))
     assert Ops(found["PartitionedCall"], found["Relu"], found["ReluGrad"]) == NETWORKS[network]
 
@@ -225,7 +225,7 @@ def test_the_relu_is_part_of_the_loops(network):
 @pytest.mark.parametrize("network", [relu_of_norm, residual, two_norms, norm_used_twice])
 @pytest.mark.parametrize("policy, tolerance", first_quick([("mixed_bfloat16", 2**-7), ("mixed_float16", 2**-10)]))
 def test_short_numbers_are_near_those_of_float32(network, policy, tolerance):
-    """Where a sum is near 0 its rounding decides, and one such gradient is as large as others: the mean tells."""
+    """Where a sum is near 0, rounding decides whether its gradient is 0, so norms are compared, not elements."""
     model, exact = built(network, policy), built(network)
     found, expected = traced(model, EXCHANGED)(drawn()), traced(exact, KERAS)(drawn())
     for ours, theirs in zip(found, expected, strict=True):

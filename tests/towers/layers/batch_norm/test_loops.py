@@ -1,4 +1,4 @@
-"""Loops of batch norm: the numbers of their formulas, for pairs of bfloat16 too, and what a row of them is."""
+"""Loops of batch norm give the numbers of their formulas, for pairs of bfloat16 too; the length of their rows."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from towers.layers.batch_norm.loops import BatchNormLoops, Scaling, pixels_in_ro
 
 DTYPES = [tf.float32, tf.bfloat16, tf.float16]
 SHAPES = [(5, 4, 4, 16), (3, 6, 5, 7), (4, 3, 10)]
-# Of a result in the inputs' dtype, and of sums in float32.
+# Rounding of a result in the inputs' dtype, and tolerance of sums in float32.
 ROUNDING = {tf.float32: 1e-6, tf.bfloat16: 2**-8, tf.float16: 2**-11}
 SUM_TOLERANCE = 2e-6
 
@@ -88,7 +88,7 @@ def test_not_a_number_stays(dtype):
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda dtype: dtype.name)
 def test_they_have_the_gradients_of_their_formulas(dtype):
-    """Words of two numbers have none by themselves."""
+    """TensorFlow has no gradient for words of two numbers."""
     inputs = drawn((3, 4, 6), dtype, 1)
     mean, factor, offset, *_ = map(tf.constant, vectors(6))
 

@@ -1,4 +1,4 @@
-"""Gradients of a convolution whose sums no precision rounds, by any kernels."""
+"""Gradients of a convolution, by any kernels; its sums are exact in every precision."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ def small_whole_numbers(shape, seed, dtype="bfloat16") -> tf.Tensor:
 
 
 def convolution(shape, filters, kernel, *, stride=1, dtype="bfloat16") -> keras.Model:
-    """One with edges of zeros, of inputs of this shape, whose kernel has such numbers."""
+    """A convolution with zero padding of inputs of this shape; its kernel has small whole numbers."""
     layer = layers.Conv2D(
         filters,
         kernel,
@@ -27,7 +27,7 @@ def convolution(shape, filters, kernel, *, stride=1, dtype="bfloat16") -> keras.
 
 
 def gradients(model, inputs, upstream, kernels):
-    """Gradients of inputs, kernel and bias, in the inputs' dtype."""
+    """Outputs, and the gradients of inputs, kernel and bias, in the inputs' dtype."""
     values = [tf.cast(variable, inputs.dtype) for variable in model.trainable_variables]
     mapping = zip(model.trainable_variables, values, strict=True)
     with (
@@ -41,7 +41,7 @@ def gradients(model, inputs, upstream, kernels):
 
 
 def operations_of_gradients(model, inputs: tf.TensorSpec, kernels) -> list[tf.Operation]:
-    """The operations of both passes."""
+    """The operations of forward and backward pass."""
 
     @tf.function(autograph=False)
     def traced(inputs):

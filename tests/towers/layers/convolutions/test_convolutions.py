@@ -35,7 +35,7 @@ def test_layers_that_keep_their_own_convolution(layer):
 
 @pytest.mark.parametrize("takes, expected", [((False, True, True), 2), ((True, True), 1), ((False,), 0), ((), 0)])
 def test_the_first_kernel_that_takes_the_inputs_computes_them(takes, expected):
-    """Kernel i gives i everywhere; Keras's convolution of ones gives 36 or less, not a constant."""
+    """Kernel i gives i everywhere; Keras's convolution of ones (kernel 0) gives 36 inside and less at edges."""
     model = stacked((8, 8, 4), layers.Conv2D(2, 3, strides=2, padding="same", kernel_initializer="ones"))
     inputs = tf.ones([1, 8, 8, 4])
 

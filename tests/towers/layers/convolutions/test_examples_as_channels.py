@@ -34,13 +34,13 @@ NUM_FILTERS = 6
 
 @pytest.fixture
 def few_channels(monkeypatch):
-    """The tests' arrays are small."""
+    """Uses the kernels for few channels too, because the tests' arrays are small."""
     for rows in ("_FLOAT32", "_BFLOAT16"):
         monkeypatch.setattr(examples_as_channels, rows, (examples_as_channels._Row(1, math.inf),))
 
 
 def assert_as_keras(shape, kernel, stride, dtype, count, kernels):
-    """In float32: in bfloat16 oneDNN leaves parts of some kernels' gradients out (`examples_as_channels.py`)."""
+    """Keras computes in float32: in bfloat16 oneDNN omits parts of some gradients (`examples_as_channels.py`)."""
     outputs = [-(-size // stride) for size in shape[:2]]
     inputs, upstream = (small_whole_numbers((count, *each), 1, dtype) for each in (shape, (*outputs, NUM_FILTERS)))
     ours = convolution(shape, NUM_FILTERS, kernel, stride=stride, dtype=dtype)
@@ -71,7 +71,7 @@ def test_as_keras(height, width, count, kernel, stride, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 3, 31, 64])
 def test_in_parts_as_keras(monkeypatch, count, dtype):
-    """Four parts of 16 examples of the usual 64; of fewer than four examples some are empty."""
+    """The usual 64 examples are four parts of 16; with fewer than four examples some parts are empty."""
     shape = 5, 5, 4
     bytes_of_example = tf.as_dtype(dtype).size * 5 * 5 * (4 + NUM_FILTERS)
     monkeypatch.setattr(examples_as_channels, "_MOST_BYTES", 16 * bytes_of_example)

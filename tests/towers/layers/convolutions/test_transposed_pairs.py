@@ -8,7 +8,7 @@ from towers.layers.convolutions.transposed_pairs import transposed
 
 
 def numbers_of(num_rows, length, dtype):
-    """Of any bits: NaN, infinities and numbers too small to be normal among them."""
+    """Numbers of random bits, among them NaN, infinities and subnormal numbers."""
     bits = np.random.default_rng(num_rows).integers(0, 2**16, (num_rows, length), np.uint16)
     bits[0, :3] = 0x7F81, 0xFF80, 0x0001
     return tf.bitcast(bits, dtype)
@@ -25,7 +25,7 @@ def test_each_bit_stays_as_it_was(dtype):
 
 
 def test_the_transposition_is_of_words():
-    """TensorFlow's of 16-bit numbers takes ten times as long."""
+    """TensorFlow's transposition of 16-bit numbers takes ten times as long."""
     function = tf.function(transposed, autograph=False)
     graph = function.get_concrete_function(tf.TensorSpec([None, 10], tf.bfloat16)).graph
     dtypes = [operation.inputs[0].dtype for operation in graph.get_operations() if operation.type == "Transpose"]

@@ -1,4 +1,4 @@
-"""Winograd's convolutions: the numbers of a direct one, forward and backward; for which layers; what they keep."""
+"""Winograd's convolutions: the numbers of direct ones, forward and backward; which layers get them; memory."""
 
 import dataclasses
 import re
@@ -40,7 +40,7 @@ def drawn(shape, seed) -> np.ndarray:
 
 
 def passes(convolution, *numbers: np.ndarray, dtype) -> list[np.ndarray]:
-    """Outputs of (inputs, kernel, upstream), and the gradients of the first two."""
+    """Outputs, and the gradients of inputs and kernel; `numbers` are inputs, kernel and upstream gradient."""
 
     @tf.function(autograph=False)
     def both(inputs, kernel, upstream):
@@ -69,8 +69,8 @@ def direct(inputs, kernel):
 def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
     """Errors are relative to the norm of all numbers; those of a direct convolution in float32 are 3e-7.
 
-    Loops compute at most 64 tiles at a time, of images in nearly equal numbers: 37 of 8 tiles are five times 8,
-    37 of 6 tiles are four times 10. Fewer than the usual are filled up with zeros.
+    Loops compute at most 64 tiles at a time, of nearly equal numbers of images: five times 8 for 37 images of 8
+    tiles, four times 10 for 37 images of 6 tiles. A batch of fewer images than usual is padded with zeros.
     """
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     numbers = drawn((count, height, width, 6), 0), drawn((3, 3, 6, 5), 1), drawn((count, height, width, 5), 2)
@@ -94,7 +94,7 @@ def test_in_a_condition(monkeypatch):
 
 
 def penalty_gradients(convolution, *numbers: np.ndarray, dtype) -> list[np.ndarray]:
-    """Of the squared gradients of (inputs, kernel), with an upstream gradient that depends on both."""
+    """Gradients of a sum of squared gradients by inputs and kernel; the upstream gradient depends on both too."""
 
     @tf.function(autograph=False)
     def of_penalty(inputs, kernel):
@@ -111,7 +111,7 @@ def penalty_gradients(convolution, *numbers: np.ndarray, dtype) -> list[np.ndarr
 
 @pytest.mark.full
 def test_gradients_of_gradients(monkeypatch):
-    """As a layer's call asks for them that takes a gradient itself."""
+    """A layer whose call computes a gradient needs them."""
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     numbers = drawn((3, 8, 8, 6), 0), drawn((3, 3, 6, 5), 1)
     found = penalty_gradients(Gate(1, 4).convolve, *numbers, dtype=tf.float32)
@@ -120,7 +120,7 @@ def test_gradients_of_gradients(monkeypatch):
 
 
 def test_jacobians(monkeypatch):
-    """TensorFlow vectorizes their backward passes."""
+    """TensorFlow vectorizes the backward passes of a Jacobian."""
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     images, kernel = (tf.constant(drawn(shape, 0), tf.float32) for shape in ((3, 8, 8, 6), (3, 3, 6, 5)))
 
@@ -162,7 +162,7 @@ def test_where_tensorflow_vectorizes_it_leaves_convolutions_alone(monkeypatch):
         ((8, 8, 32), (3, 3, 32, 32), "bfloat16", False),
         ((8, 8, 32), (3, 3, 32, 32), "float64", False),
         ((None, 8, 32), (3, 3, 32, 32), "float32", False),
-        # Of tiles that reach far over the edge too few multiplications are saved.
+        # Tiles that reach far over the edge save too few multiplications.
         ((3, 3, 32), (3, 3, 32, 32), "float32", False),
         ((5, 5, 32), (3, 3, 32, 32), "float32", False),
         ((7, 7, 32), (3, 3, 32, 32), "float32", False),
@@ -172,7 +172,7 @@ def test_where_tensorflow_vectorizes_it_leaves_convolutions_alone(monkeypatch):
     ],
 )
 def test_what_it_takes(shape, kernel, dtype, is_taken):
-    """The notice that a run prints counts the same layers."""
+    """Which layers are taken; the notice that a run prints counts the same ones."""
     *size, _, filters = kernel
     model = stacked(shape, layers.Conv2D(filters, size, padding="same", dtype=dtype))
     kernels = LayerKernels(winograd_channels=32)
@@ -203,7 +203,7 @@ def test_an_iteration_divides_the_images_without_a_rest_where_it_can(size, num_i
 
 @pytest.mark.parametrize("num_threads, channels, is_taken", [(1, 64, False), (2, 256, True), (1, 256, False)])
 def test_two_threads_take_badly_filled_tiles_of_their_fewest_channels(num_threads, channels, is_taken):
-    """They need four times the channels of one thread, which make up for such tiles."""
+    """Two threads need at least four times the channels of one thread; that many make up for such tiles."""
     model = stacked((7, 7, channels), layers.Conv2D(channels, 3, padding="same"))
     kernels = LayerKernels(winograd_channels=channels, num_threads=num_threads)
     assert bool(kernels.compiled_calls(model, 64)) is is_taken
@@ -213,7 +213,7 @@ def test_two_threads_take_badly_filled_tiles_of_their_fewest_channels(num_thread
     "num_examples, size, is_taken", [(8, 8, True), (7, 8, False), (32, 4, True), (8, 4, False), (None, 4, True)]
 )
 def test_few_examples_are_convolved_directly(num_examples, size, is_taken):
-    """Of 512 pixels and more the kernel's transforms are a small part of the work."""
+    """From 512 pixels in all examples, the kernel's transforms are a small part of the work."""
     shape = (None, size, size, 32)
     assert Gate(32, num_examples).takes(shape, "float32", (3, 3, 32, 32)) == is_taken
 
@@ -229,7 +229,7 @@ def test_few_examples_are_convolved_directly(num_examples, size, is_taken):
     ],
 )
 def test_evaluation_batches_choose_for_themselves(monkeypatch, mode, of_mode, batch_size):
-    """Of 8x8 pixels 8 examples are enough, 4 are not."""
+    """With 8x8 pixels 8 examples are enough, 4 are not."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     devices = cpus(1 if mode == "towers" else 2)
     devices = dataclasses.replace(devices, threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
@@ -243,7 +243,7 @@ def test_evaluation_batches_choose_for_themselves(monkeypatch, mode, of_mode, ba
 
 @pytest.mark.parametrize("filters, num_loops", [(32, 2), (64, 3)])
 def test_what_is_compiled_for_a_layer(filters, num_loops):
-    """For a short batch the loops of whole ones; for both passes one loop, where both have as many channels."""
+    """A short batch uses the loops of a whole one; both passes share a loop if their channels are equally many."""
     model = stacked((8, 8, 32), layers.Conv2D(filters, 3, padding="same"))
     kernels = LayerKernels(winograd_channels=32, num_examples=8)
     assert kernels.compiled_calls(model, 2) == kernels.compiled_calls(model, 8)
@@ -294,9 +294,9 @@ def test_the_backward_pass_transforms_again(monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["slices", "split backward passes"])
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
-    """The updates of 10 steps are compared; and predictions of memory can read these graphs.
+    """The updates of 10 steps are equal, and memory predictions can read these graphs.
 
-    The other modes have these loops in `tests/conformance/test_compiled_kernels.py`.
+    `tests/conformance/test_compiled_kernels.py` tests the other modes with these loops.
     """
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
@@ -333,11 +333,11 @@ def test_gradients_are_named_after_their_layer():
     ],
 )
 def test_predictions_know_what_a_loop_allocates(monkeypatch, usual, count, of_images, of_kernel):
-    """An image has 4 tiles of 36 x 4 numbers of 4 bytes, before the products and behind them.
+    """An image has 4 tiles of 36 x 4 numbers of 4 bytes, before the products and after them.
 
-    Of 32 images 16 are in the cache at a time. Two thirds of the tiles are there again between the two steps. A
-    short batch runs what XLA compiled for the usual one, and only then images are copied. 37 images are filled up
-    to three times 13, and so are the outputs; before they are cut, tiles are in the memory of the 37.
+    Of 32 images 16 are computed at a time. Between a transform's two steps two thirds of the tiles' bytes are
+    needed again. A short batch runs what XLA compiled for the usual batch; only then images are copied. 37 images
+    and their outputs are padded to three times 13; until the outputs are cut, tiles use the memory of the 37.
     """
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 

@@ -76,7 +76,7 @@ class TestBounds:
         assert steps(found, 2, 0, 1) == [2, 3, None]
 
     def test_bound_2_with_a_slow_worker(self):
-        """Others use two tickets while the slow worker computes, and then wait for it."""
+        """Others use two tickets while the slow worker computes, and then wait for that worker."""
         found = admission(2)
         slow = found.begin(0, 0)
         for _ in range(2):
@@ -109,7 +109,7 @@ class TestLost:
         assert [found.use(ticket) for ticket in tickets] == [False] * 4
 
     def test_a_step_that_is_issued_again_has_another_lease(self):
-        """Also for the same worker, which may have started again: its earlier process may still compute."""
+        """Also for the same worker, which may have restarted: its earlier process may still compute."""
         found = admission()
         before = found.begin(0, 0)
         found.lost(0)
@@ -193,7 +193,7 @@ class TestBatches:
         assert found.positions() == [16, 5]
 
     def test_bound_0_computes_each_step_on_its_own_batch_whoever_is_lost(self):
-        """The worker after a lost one takes all its turns, so it reads these batches in order."""
+        """The worker after a lost one takes all of its turns, and so reads the lost worker's batches in order."""
         found, workers = admission(0, num_workers=3), []
         assert steps(found, 0, 1, 2) == [0, None, None]
         found.lost(0)
@@ -225,7 +225,7 @@ class TestWaiting:
         assert waits.result().step == (2 if what == "lost" else 3)
 
     def test_a_worker_with_an_open_ticket_does_not_wait(self):
-        """While it waited, it could not use the ticket that others wait for."""
+        """A waiting worker could not use the ticket for which others wait."""
         found = admission(bound=1)
         held = found.begin(0, TOO_LONG)
         assert found.begin(0, TOO_LONG).step == 1
@@ -317,7 +317,7 @@ class Run:
 def test_events_in_any_order(bound, num_workers, at_a_time, events):
     """Each worker has up to `at_a_time` open tickets and uses the oldest first."""
     run, held = Run(bound, num_workers, last=15), [[] for _ in range(4)]
-    # At the end all workers continue, in turn.
+    # At the end all workers go on, in turn.
     events += [(worker, what) for worker in range(num_workers) for what in ("begins", "ends")] * 50
     for worker, what in events:
         own = held[worker]

@@ -1,4 +1,4 @@
-"""The sum of the held gradients: of the named leases, and always in the same order."""
+"""The sum of the held gradients contains those of the named leases, always added in the same order."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_the_mean_of_nothing_is_zero():
 
 
 def test_rows_of_tables_are_added_by_row():
-    """Each worker used other rows of a table with 4 rows of 2 numbers."""
+    """The workers used different rows of a table with 4 rows of 2 numbers."""
     found, first, second = HeldGradients(), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[10.0, 20.0]])
     found.hold(7, 0, PieceGradient(np.zeros(1), [(np.array([3, 1]), first)]))
     found.hold(7, 1, PieceGradient(np.zeros(1), [(np.array([3]), second)]))

@@ -41,7 +41,7 @@ NUM_WORKERS = 2
 
 
 def two_dtypes() -> keras.Model:
-    """Moving statistics in float32, and others in float64."""
+    """A model with moving statistics in float32, and further ones in float64."""
     inputs = keras.Input((4,), name="x")
     hidden = keras.layers.Dense(8, "relu", name="hidden")(inputs)
     hidden = keras.layers.BatchNormalization(name="norm")(hidden)
@@ -73,7 +73,7 @@ def worker_engine(task) -> WorkerEngine:
 
 @contextlib.contextmanager
 def synchronous_run(task, engine: WorkerEngine) -> Iterator[Strategy]:
-    """The chief of one server and two workers, all in threads."""
+    """Context manager: the chief of one server and two workers, all in threads."""
     member, store = Member(SERVER, 0, free_addresses(1)[0]), StoreHandlers(SGD(), Clipping())
     coordination = Coordination(
         SERVERS,
@@ -119,7 +119,7 @@ def test_a_resumed_synchronous_run_has_the_bits_of_an_undisturbed_one():
         with synchronous_run(task, engine) as chief:
             chief.run_steps(3)
             if resumes:
-                # What a resumed run does after it has read the checkpoint into these variables.
+                # As a resumed run does after it has read the checkpoint into these variables.
                 chief.collect()
                 chief.restored()
             report = chief.run_steps(3)
@@ -129,7 +129,7 @@ def test_a_resumed_synchronous_run_has_the_bits_of_an_undisturbed_one():
 
 
 def frozen_layers() -> keras.Model:
-    """Most of its weights are frozen: the wide kernel has a megabyte."""
+    """A model whose weights are mostly frozen: the wide kernel has a megabyte."""
     inputs = keras.Input((4,), name="x")
     hidden = keras.layers.Dense(256, "relu", trainable=False, name="frozen")(inputs)
     hidden = keras.layers.BatchNormalization(name="norm")(hidden)
@@ -147,7 +147,7 @@ def test_workers_pull_frozen_weights_once_for_each_start():
                 variable.assign(getattr(chief.engine, kind)()[name])
         for strategy in (chief, expected):
             strategy.run_steps(3)
-            # What a resumed run does after it has read the checkpoint into these variables.
+            # As a resumed run does after it has read the checkpoint into these variables.
             strategy.collect()
             frozen = strategy.engine.state()["wide/kernel"]
             frozen.assign(-frozen)

@@ -1,4 +1,4 @@
-"""Rounds: complete with the needed gradients, no part counts twice, and no round waits for a lost worker."""
+"""Rounds are complete with the needed gradients, count no part twice, and don't wait for a lost worker."""
 
 import itertools
 import random
@@ -13,7 +13,7 @@ from strategies.servers.own.steps.presence import Presence
 from strategies.servers.own.steps.rounds import Lease, Rounds
 from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started, at_once
 
-# A patience that is over at the next look.
+# Patience in seconds that is over at the next look.
 NONE = 0.0
 
 
@@ -47,12 +47,12 @@ class Group:
         return [self.rounds.admit(self._leases[worker].number) for worker in workers]
 
     def gave(self, worker: int) -> list[int] | None:
-        """Gives the gradient of an admitted worker's lease; the workers whose gradients complete the round."""
+        """Gives an admitted worker's gradient; returns the workers whose gradients complete the round, or None."""
         found = self.rounds.give(self._leases[worker].number)
         return None if found is None else [lease.worker for lease in found]
 
     def give(self, *workers: int) -> list[int] | None:
-        """Admits workers and gives their gradients, which the round must take; the last one's `gave`."""
+        """Admits workers and gives their gradients, which the round must take; returns the last one's `gave`."""
         for worker in workers:
             assert self.admitted(worker) == [True]
             found = self.gave(worker)
@@ -115,7 +115,7 @@ class TestWithoutBackupWorkers:
         assert group.admitted(0) == [False]
 
     def test_no_two_leases_have_one_number(self):
-        """Also not those of an earlier start: a gradient may have been on its way."""
+        """Not even if one is of an earlier start, whose gradient may still be on its way."""
         numbers = itertools.count()
         found = [Group(2, numbers=numbers).lease(worker).number for worker in (0, 1)]
         assert found == [0, 1]
@@ -283,7 +283,7 @@ class TestLost:
 
 class TestLate:
     def late(self, *, patience_seconds: float = NONE) -> Group:
-        """Worker 1 has a lease and gives nothing; worker 0 has given its part."""
+        """A group in which worker 1 has a lease and gives nothing; worker 0 has given its part."""
         group = Group(2, patience_seconds=patience_seconds)
         group.began(0, 1)
         group.give(0)
@@ -350,7 +350,7 @@ class TestLate:
         assert group.parts(0) == [None]
 
     def test_a_late_worker_counts_once_until_it_returns(self):
-        """Server 0 counts after the lease is issued, when the late worker may be asking again already."""
+        """Server 0 counts after it has issued the lease; the late worker may then already be asking again."""
         presence, group = Presence(), Group(2, patience_seconds=NONE)
         presence.returned(1)
 
@@ -447,7 +447,7 @@ class TestWaiting:
         assert group.began(0, 1) == [None, None]
 
     def test_a_pause_does_not_wait_for_a_round_that_no_worker_is_left_to_end(self):
-        """The part that was given stays: workers that return compute only what is left."""
+        """The given part is kept: workers that return compute only the rest."""
         group = Group(2)
         group.began(0)
         group.give(0)
@@ -517,7 +517,7 @@ class Run:
     survivor=st.integers(0, 5),
 )
 def test_events_in_any_order(needed, backups, is_hasty, events, survivor):
-    """A worker begins, then asks to be admitted, then gives its gradient. At last one worker is left."""
+    """A worker begins, then asks to be admitted, then gives its gradient. At the end one worker is left."""
     workers = needed + backups
     run = Run(needed, workers, last=6, patience_seconds=NONE if is_hasty else TOO_LONG)
     computing, admitted = {}, {}
