@@ -20,6 +20,7 @@ from strategies.cluster import SERVER, Cluster
 from strategies.registry import check_spread, cluster_kind, exchanges_statistics, strategy_names
 from towers.device_setup import KINDS, configure_devices, physical_gpus
 from towers.devices import AUTOMATIC, Devices, spread_by
+from towers.errors import UserError
 from towers.hardware.cores import num_cores
 from towers.hardware.cpu_instructions import AVX2, ONEDNN_LIMIT, cpu_instructions
 
@@ -128,6 +129,8 @@ def devices_from_flags() -> Devices:
     # Each refuses its own flags with another strategy, so both are called.
     sliced, branched = sliced_grid(), branched_grid()
     grid = sliced or branched or grid_from_flags(num_stage_devices())
+    if grid is not None:
+        _check_no_single_device()
     devices = configure_devices(
         num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
         kind=kind,
@@ -145,6 +148,16 @@ def devices_from_flags() -> Devices:
     )
     _separate_pools(devices)
     return devices if grid is None else devices.grouped(grid.groups(devices.towers))
+
+
+def _check_no_single_device() -> None:
+    """Raises UserError if one device is chosen for parameters that are on all devices of a grid."""
+    given = FLAGS.parameter_device
+    if given.strip().lower().startswith(("cpu:", "gpu:")):
+        raise UserError(
+            f"--parameter_device={given} with --strategy={FLAGS.strategy}: each device of a tower has the "
+            "parameters of its part of the model; omit --parameter_device"
+        )
 
 
 def _cores_per_tower(spread: str) -> int:
