@@ -37,8 +37,8 @@ examples as channels:
 Since then, on the Zen 4: in bfloat16 inputs of kernels' gradients are transposed as words, so copies take 4 ms
 instead of 10; in float32 convolutions of 32 channels are Winograd's, and a step takes 588 ms instead of 620.
 
-`cifar_fast` (batch 1,024) there in bfloat16: gradients of kernels took 826 of 2,105 ms by oneDNN, forward and
-gradients of inputs 527 each; with the examples as channels the step takes 1,790.
+`cifar_fast` (batch 1,024) on the Zen 4 in bfloat16: gradients of kernels took 826 of 2,105 ms by oneDNN, forward
+and gradients of inputs 527 each; with the examples as channels the step takes 1,790.
 
 ResNet-20 on an Intel Xeon with AMX, two cores; each pair of columns is before and after a change. In bfloat16 the
 change compiles ReLUs with their additions, without AMX (products in float32, `towers/layers/products.py`) and with
