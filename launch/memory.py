@@ -148,8 +148,8 @@ def _progress(count: int) -> Iterator[Callable[[str], None]]:
 
 def _configured() -> Devices:
     """Checks the flags together and configures the devices, as `launch.training`, which would join the cluster."""
-    check_belonging()
     apply_recipe()
+    check_belonging()
     devices = devices_from_flags()
     resolve_precision(devices)
     return devices

@@ -57,8 +57,9 @@ FLAGS = flags.FLAGS
 def _configure_at_start() -> None:
     """Configures devices and joins the cluster before `main`, whose first line may already use TensorFlow."""
     try:
-        check_belonging()
+        # First, because flags may belong to the recipe's task.
         apply_recipe()
+        check_belonging()
         check_timeline()
         devices = devices_from_flags()
         joined_ring()

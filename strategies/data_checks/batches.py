@@ -8,6 +8,7 @@ import tensorflow as tf
 from strategies.data_checks.data_errors import readable_input
 from strategies.data_checks.first_batches import ARE_BELOW_0
 from towers.devices import HOST
+from towers.input.open_batches import OpenBatches
 from towers.task import Batch, as_batch
 
 
@@ -39,7 +40,7 @@ def readable_batches(dataset: tf.data.Dataset, num_batches: int | None) -> Itera
       UserError: the input pipeline failed.
     """
     with tf.device(HOST):
-        batches = iter(dataset if num_batches is None else dataset.take(num_batches))
+        batches = OpenBatches(iter(dataset if num_batches is None else dataset.take(num_batches)))
     for index in itertools.count():
         with readable_input("eval", f"batch {index}"), tf.device(HOST):
             batch = next(batches, None)

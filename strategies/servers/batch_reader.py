@@ -5,8 +5,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.data_checks.data_errors import readable_input
-from strategies.steps.open_batches import OpenBatches
 from towers.errors import UserError
+from towers.input.open_batches import OpenBatches
 
 # A custom pipeline restarts at its first batch, so reading and dropping some batches is faster. Our own data can
 # start anywhere, in about the time of some batches.

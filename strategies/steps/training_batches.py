@@ -5,9 +5,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.data_checks.data_errors import input_error, readable_input
-from strategies.steps.open_batches import OpenBatches
 from towers.devices import HOST
 from towers.errors import UserError
+from towers.input.open_batches import OpenBatches
 from towers.input.placed_input import PlacedInput
 from towers.input.tower_parts import open_length
 from towers.task import Batch

@@ -261,7 +261,7 @@ def test_the_table_has_a_row_for_each_mode(columns):
     assert head.split()[:4] == ["KiB", "device", "process", "parameters"]
     names = [name + "*" * (column.basis == ARITHMETIC) for name, column in columns.items()]
     assert [row.split("  ")[0] for row in rows] == names
-    assert note.startswith("*: by formulas")
+    assert note.startswith("*: computed by formulas")
     assert len({len(row) for row in (head, *rows)}) == 1 and len(head) <= 120
     assert all(len(line) <= 160 for line in table(found, {}, 160))
     with_peak = table(found, {"2 towers": of_process / 1.1})

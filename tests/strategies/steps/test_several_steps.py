@@ -89,11 +89,6 @@ def test_a_resumed_run_traces_nothing_anew(monkeypatch):
 next_batch = LoopOfSteps._next_batch
 
 
-_UNTUNED = tf.data.Options()
-# The deletion of a tuned iterator may wait for the tuning thread, for as long as the iterator has lived.
-_UNTUNED.autotune.enabled = False
-
-
 def numbers_task(
     labels,
     *,
@@ -130,7 +125,7 @@ def numbers_task(
             yield np.full((4, 3), number, np.float32), np.full(4, label, np.int64)
 
     spec = (tf.TensorSpec((4, 3), tf.float32), tf.TensorSpec(4, tf.int64))
-    data = tf.data.Dataset.from_generator(generate, output_signature=spec).with_options(_UNTUNED)
+    data = tf.data.Dataset.from_generator(generate, output_signature=spec)
     return OwnTask(
         model=lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]),
         train_data=data.repeat(),
