@@ -120,8 +120,9 @@ def failure_report(outcome: Outcome, tails: Mapping[str, Sequence[str]], logs: M
       logs: by the name of each process, the path of its log.
     """
     cause = outcome.cause
-    lines = [f"{cause.name} failed: {described(cause)}; last lines of {logs[cause.name]}:"]
-    lines += [f"    {line}" for line in tails[cause.name]]
+    said = [f"    {line}" for line in tails[cause.name]]
+    what = f"last lines of {logs[cause.name]}:" if said else f"it printed nothing to {logs[cause.name]}"
+    lines = [f"{cause.name} failed: {described(cause)}; {what}", *said]
     lines += [f"{each.name}: {described(each)}" for each in outcome.exits if each is not cause]
     return lines
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from launch.supervision.outcome import Outcome, described
+from launch.supervision.outcome import Outcome, described, failure_report
 from launch.supervision.processes import Exit
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
@@ -55,6 +55,19 @@ def test_outcome(exits, interrupted, cause, code, restart):
     assert (outcome.cause.name if outcome.cause else None) == cause
     assert outcome.code == code
     assert outcome.may_be_restarted == restart
+
+
+@pytest.mark.parametrize(
+    "tail, expected",
+    [
+        (["the reason"], ["worker:0 failed: exit code 1; last lines of w.log:", "    the reason"]),
+        ([], ["worker:0 failed: exit code 1; it printed nothing to w.log"]),
+    ],
+    ids=["said why", "said nothing"],
+)
+def test_the_report_of_a_failure(tail, expected):
+    report = failure_report(Outcome(exits=(FAILED,), interrupted=False), {"worker:0": tail}, {"worker:0": "w.log"})
+    assert report == expected
 
 
 CHIEF, SERVER = Exit(name="chief:0", code=0), Exit(name="ps:0", code=-15, sent=TERM, was_asked=True)
