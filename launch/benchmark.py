@@ -309,7 +309,7 @@ def start_on_imitated_cpu() -> NoReturn:
 def main(arguments: list[str]) -> int:
     check_isa(FLAGS.isa)
     if FLAGS.compare is None and len(arguments) > 1:
-        raise UserError(f"argument {arguments[1]!r} is no flag: flags begin with --, see --help")
+        raise UserError(binary.no_flag(arguments[1]))
     if FLAGS.measure is not None:
         check_measure()
         if FLAGS.isa != NO_ISA:

@@ -176,8 +176,13 @@ def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_oper
     except flags.Error as error:
         sys.exit(fail(error))
     if len(rest) > 1 + takes_operand:
-        sys.exit(fail(f"argument {rest[1 + takes_operand]!r} is no flag: flags begin with --, see --help{before}"))
+        sys.exit(fail(f"{no_flag(rest[1 + takes_operand])}{before}"))
     return rest + arguments[end + 1 :]
+
+
+def no_flag(argument: str) -> str:
+    """The error of an argument without -- in a program that takes only flags there."""
+    return f"argument {argument!r} is no flag: flags begin with --, see --help"
 
 
 def fail(error: object) -> int:

@@ -39,7 +39,7 @@ from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
 from launch.flags.precision import resolve_precision
 from launch.flags.recipes import apply_recipe
-from launch.flags.run import trainer_options_from_flags
+from launch.flags.run import run_length
 from launch.flags.servers import servers_options
 from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
@@ -60,7 +60,7 @@ from towers.memory.largest_batch import largest_batch
 from towers.memory.shaped_graph import BatchTooLarge
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
-from towers.task import Task, steps_per_epoch
+from towers.task import Task
 
 FLAGS = flags.FLAGS
 # Width of the table, in characters, if the output is no terminal.
@@ -94,8 +94,7 @@ def main(_) -> int:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
     devices = _configured()
     task = task_from_flags()
-    num_steps = trainer_options_from_flags(None).num_steps(steps_per_epoch(task))
-    options = dataclasses.replace(options_from_flags(num_steps), xla=False)
+    options = dataclasses.replace(options_from_flags(run_length(task)), xla=False)
     modes = ProcessModes(
         task,
         _placed(task, devices, options),

@@ -31,6 +31,7 @@ from launch.flags.run import (
     check_timeline,
     known_directory,
     run_directory,
+    run_length,
     trainer_options_from_flags,
 )
 from launch.flags.saved_flags import SavedFlags, flag_settings
@@ -49,7 +50,7 @@ from strategies.training.trainer import Trainer
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions, check_step_options
-from towers.task import Task, check_task, steps_per_epoch
+from towers.task import Task, check_task
 
 FLAGS = flags.FLAGS
 
@@ -168,8 +169,3 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] | No
         ended=reported_end(run_directory(), keeps_files=strategy.keeps_files),
         settings=flag_settings(),
     )
-
-
-def run_length(task: Task) -> int:
-    """Number of steps of the whole run, which the schedule covers."""
-    return trainer_options_from_flags(None).num_steps(steps_per_epoch(task))

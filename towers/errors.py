@@ -1,5 +1,6 @@
 """The error for users' mistakes, in contrast to errors of the program, and checks of arguments' types."""
 
+import re
 from collections.abc import Sequence
 from numbers import Integral
 
@@ -43,6 +44,11 @@ def use_one(words: Sequence[str]) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things: '1 tower', '2 towers'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def without_operations(message: str) -> str:
+    """A message of TensorFlow without the names of its operations."""
+    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", message)
 
 
 def is_integer(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Refuses flags that have an effect only with some values of another flag, and would have none with its value."""
+"""Refuses flags that have no effect, because another flag has none of the values that use them."""
 
 import dataclasses
 from collections.abc import Collection

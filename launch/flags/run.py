@@ -17,6 +17,7 @@ from strategies.reports.timeline import TimelineOfSteps
 from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError
 from towers.precision import PRECISIONS
+from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
 _RUN_DIRECTORY_VARIABLE = "TOWERS_RUN_DIRECTORY"
@@ -127,6 +128,11 @@ def trainer_options_from_flags(directory: str | None) -> TrainerOptions:
         report_every_steps=FLAGS.report_every_steps,
         dry_run=FLAGS.dry_run,
     )
+
+
+def run_length(task: Task) -> int:
+    """Number of steps of the whole run, which the schedule covers."""
+    return trainer_options_from_flags(None).num_steps(steps_per_epoch(task))
 
 
 def known_directory() -> pathlib.Path | None:

@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 from models.data.image_store import ImageSet, ImageStore, Store, empty_images, taken_over
 from models.data.record_index import RecordRange, index_records
 from models.data.record_store import RecordStore
-from towers.errors import UserError
+from towers.errors import UserError, without_operations
 
 # The usual mean and standard deviation of CIFAR-10's training pixels by channel, in 0..255.
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
@@ -260,7 +260,7 @@ def _unreadable(builder: tfds.core.DatasetBuilder, split: str, error: tf.errors.
             index_records(_record_ranges(builder, split))
         except UserError as of_file:
             return of_file
-    reason = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error)).strip().partition("\n")[0]
+    reason = without_operations(str(error)).strip().partition("\n")[0]
     return UserError(
         f"{builder.data_dir}: its split {split} can't be read ({reason}): a file is damaged; copy or prepare "
         "the set again"

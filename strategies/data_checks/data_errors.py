@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.errors import UserError
+from towers.errors import UserError, without_operations
 from towers.input.placed_batch import parts_of
 from towers.xla_choice import conversion_reason
 
@@ -172,7 +172,7 @@ def input_error(error: tf.errors.OpError, split: str, where: str) -> UserError:
 
 def reason_of(error: Exception) -> str:
     """The sentence with the reason in an error of Keras or TensorFlow."""
-    text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
+    text = without_operations(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
     text = _OF_GRAPH.sub("", text)
     text = re.sub(r"Error in user-defined function passed to (\w+):\d+ .*?: (?=[^:])", r"\1: ", text)
     text = re.sub(r".*assertion failed: \[([^\]]+)\].*", r"\1", text)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from strategies.ring.exchange.collectives import WorkerExchange
 from strategies.ring.owners import SpreadOwners, norms_over_workers
 from strategies.ring.zero.remote_variable import RemoteVariable
-from strategies.ring.zero.zero_placement import SpreadPlacement, bytes_by_worker
+from strategies.ring.zero.zero_placement import SpreadPlacement, notice_of_slots
 from towers.owners import ManyOwners, Slices
 from towers.parameters.placement import canonical_names
 from towers.parameters.sharded_placement import by_name, owners_of
@@ -252,9 +252,7 @@ class SpreadGroups:
     @property
     def notice(self) -> str:
         """A line for the user: how much of the optimizer state each worker has."""
-        count = self._exchange.num_workers
-        held = bytes_by_worker(self.slots_with_owners, count)
-        return f"optimizer state is divided over {count} workers, in bytes: {held}"
+        return notice_of_slots(self.slots_with_owners, self._exchange.num_workers)
 
 
 def _joined(of_devices: Sequence, dimension: int) -> SlicedVariable:

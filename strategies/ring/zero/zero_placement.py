@@ -201,8 +201,13 @@ class SpreadPlacement(OwnedPlacement):
     @property
     def notice(self) -> str:
         """A line for the user: how much of the optimizer state each worker has."""
-        count, held = self._exchange.num_workers, self._bytes_by_worker(self.slots_with_owners)
-        return f"optimizer state is divided over {count} workers, in bytes: {held}"
+        return notice_of_slots(self.slots_with_owners, self._exchange.num_workers)
+
+
+def notice_of_slots(slots_with_owners: Sequence[tuple], num_workers: int) -> str:
+    """A line for the user: how much of the optimizer state each worker has."""
+    held = bytes_by_worker(slots_with_owners, num_workers)
+    return f"optimizer state is divided over {num_workers} workers, in bytes: {held}"
 
 
 def bytes_by_worker(variables_with_owners: Sequence[tuple], num_workers: int) -> str:

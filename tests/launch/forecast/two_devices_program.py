@@ -9,8 +9,9 @@ TF_CPU_ALLOCATOR_USE_BFC=1 TF_ENABLE_ONEDNN_OPTS=0 python -m tests.launch.foreca
 import json
 import statistics
 
-from launch import binary, training
+from launch import binary
 from launch.flags.devices import devices_from_flags
+from launch.flags.run import run_length
 from launch.flags.step import options_from_flags
 from launch.flags.task import task_from_flags
 from launch.forecast import columns
@@ -30,7 +31,7 @@ NUM_STEPS = 6
 
 def main(_) -> int:
     task = task_from_flags()
-    options = options_from_flags(training.run_length(task))
+    options = options_from_flags(run_length(task))
     modes = ProcessModes(task, devices_from_flags(), options, PipelineOptions(microbatches=4))
     errors = {}
     for mode in MODES:
