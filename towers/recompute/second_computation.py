@@ -13,7 +13,8 @@ addresses, round the second computation differently, and then nothing would be e
 of its state.)
 
 A graph optimizer would merge the copies with the first operations (common subexpressions). To prevent this, the
-copies wait, by control inputs, for the gradient with which the segment's backward pass begins.
+copies wait, by control inputs, for the gradient with which the segment's backward pass begins. XLA ignores control
+inputs, and its own barriers saved nothing, so XLA and recomputation exclude each other.
 """
 
 import dataclasses
@@ -74,8 +75,8 @@ def _waits(parts: Sequence["_Part"], results: Sequence[tf.Operation]) -> list[se
     """For each part the results of later parts' backward passes that its copies wait for too.
 
     Otherwise the backward pass would run ahead along the gradients of activations, and recompute the activations
-    of many parts before the gradients of their parameters used them. No part waits for what depends on its own
-    copies or on those of an earlier part, so there is no cycle.
+    of many parts before the gradients of their parameters used them: 377 MiB instead of 196. No part waits for
+    what depends on its own copies or on those of an earlier part, so there is no cycle.
     """
     found: list[set[tf.Operation]] = []
     behind: set[tf.Operation] = set()

