@@ -91,7 +91,8 @@ flags.DEFINE_integer(
     None,
     "Threads that one operation of a CPU tower may use. Default: this process's cores divided by its towers. "
     "Processes of a cluster that have the same host in TF_CONFIG divide the machine's cores, unless affinity or a "
-    "container's limit gives this process only some of them.",
+    "container's limit gives this process only some of them; Slurm's tasks divide their step's unless Slurm binds "
+    "them.",
 )
 flags.DEFINE_bool(
     "tf32",
