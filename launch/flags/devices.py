@@ -21,7 +21,7 @@ from strategies.registry import check_spread, cluster_kind, exchanges_statistics
 from towers.device_setup import KINDS, configure_devices, physical_gpus
 from towers.devices import AUTOMATIC, Devices, spread_by
 from towers.errors import UserError
-from towers.hardware.cores import num_cores
+from towers.hardware.cores import input_threads, num_cores
 from towers.hardware.cpu_instructions import AVX2, ONEDNN_LIMIT, cpu_instructions
 
 FLAGS = flags.FLAGS
@@ -91,7 +91,8 @@ flags.DEFINE_integer(
     None,
     "Threads that one operation of a CPU tower may use. Default: this process's cores divided by its towers. "
     "Processes of a cluster that have the same host in TF_CONFIG divide the machine's cores, unless affinity or a "
-    "container's limit gives this process only some of them.",
+    "container's limit gives this process only some of them; Slurm's tasks divide their step's unless Slurm binds "
+    "them.",
 )
 flags.DEFINE_bool(
     "tf32",
@@ -212,9 +213,11 @@ def _separate_pools(devices: Devices) -> None:
         os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
 
 
-def own_cores() -> int:
-    """Number of cores that this process computes on: its part of the machine's."""
-    return max(1, num_cores() // processes_here(_own_cluster()))
+def own_input_threads() -> int:
+    """Default number of threads that prepare this process's batches."""
+    gpus, _ = _own_gpus()
+    cores = max(1, num_cores() // processes_here(_own_cluster()))
+    return input_threads(cores, len(gpus.indices[: FLAGS.num_towers]))
 
 
 def _own_examples() -> int | None:

@@ -6,7 +6,7 @@ from absl import flags
 
 from launch.flags.belonging import serves
 from launch.flags.checks import listed_in_help, number_of_threads, positive
-from launch.flags.devices import own_cores
+from launch.flags.devices import own_input_threads
 from launch.flags.paths import define_path
 from models.data.augment import FILLS, FLIPS
 from models.data.drawn_clicks import DrawnClicks
@@ -14,7 +14,6 @@ from models.data.drawn_text import DrawnText
 from models.data.tfds_images import NotPrepared, NotReadableByRecord
 from models.tasks import CLICKS, TEXT, build_task, default_network, networks_of, task_names
 from towers.errors import UserError
-from towers.hardware.cores import input_threads
 from towers.task import Task
 
 FLAGS = flags.FLAGS
@@ -87,8 +86,8 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "input_threads",
     None,
-    "Number of threads that prepare batches. Default: one for each 16 of this process's cores, at least 2. Raise "
-    "it if training waits for data.",
+    "Number of threads that prepare batches. Default: one for each 16 of this process's cores, two for each of "
+    "its GPUs (but at most half as many as cores), at least 2. Raise it if training waits for data.",
 )
 flags.DEFINE_integer(
     "click_tables", 8, "For --task=clicks: number of embedding tables; an example has an id for each."
@@ -156,7 +155,7 @@ def _built_task() -> Task:
         crop_fill=FLAGS.crop_fill,
         flip=FLAGS.flip,
         label_smoothing=FLAGS.label_smoothing,
-        num_input_threads=FLAGS.input_threads or input_threads(own_cores()),
+        num_input_threads=FLAGS.input_threads or own_input_threads(),
         cache_bytes=int(min(FLAGS.cache_gib, _MOST_GIB) * 2**30),
         image_size=FLAGS.image_size,
         clicks=DrawnClicks(

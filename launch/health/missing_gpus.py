@@ -9,8 +9,17 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-# At least one exists where NVIDIA's driver runs; containers may hide the other.
-DRIVER_SIGNS = (pathlib.Path("/proc/driver/nvidia/version"), pathlib.Path("/dev/nvidia0"))
+# At least one exists where NVIDIA's driver runs; containers may hide others. WSL2 has only the last one.
+DRIVER_SIGNS = (
+    pathlib.Path("/proc/driver/nvidia/version"),
+    pathlib.Path("/dev/nvidia0"),
+    pathlib.Path("/usr/lib/wsl/lib/libcuda.so.1"),
+)
+_CUDA = "CUDA_VISIBLE_DEVICES"
+# CUDA ignores the list from its first item that is no GPU's number or name.
+_NAME_OF_A_GPU = r"\d|GPU-|MIG-"
+# Values that hide all GPUs; the last is Slurm's.
+_HIDING = ("", "none", "void", "nodevfiles")
 _SECONDS = 60.0
 _LOOK = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
 # Parts of messages that TensorFlow 2.21 logs, the most specific first. It logs 'Could not find cuda drivers' for a
@@ -43,12 +52,18 @@ def missing_gpus(
 
     Args:
       num_found: number of GPUs that TensorFlow finds.
-      environ: the environment. If CUDA_VISIBLE_DEVICES begins with a name of no GPU (-1), it hides all on purpose.
+      environ: the environment, whose variables may hide all GPUs, on purpose (-1) or not.
       signs: files of which at least one exists if a driver runs.
     """
     sign = next((path for path in signs if path.exists()), None)
     if num_found or sign is None or _hides_all(environ):
         return ""
+    named = environ.get(_CUDA)
+    if named is not None and not re.match(_NAME_OF_A_GPU, named.strip()):
+        return (
+            f"{_CUDA}={named}: it does not begin with a GPU's number, or name (GPU-... or MIG-...), so CUDA hides "
+            "all GPUs; give for example 0,1, or unset it to use all"
+        )
     if not tf.sysconfig.get_build_info().get("is_cuda_build"):
         return f"{sign} exists, but this TensorFlow was built without CUDA: run pip install 'tensorflow[and-cuda]'"
     reason = reason_in(messages_of_tensorflow(environ))
@@ -57,9 +72,9 @@ def missing_gpus(
 
 
 def _hides_all(environ: Mapping[str, str]) -> bool:
-    """Whether a variable hides all GPUs. CUDA ignores the list from its first name that is not a GPU's."""
-    first = environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    return not re.match(r"\d|GPU-|MIG-", first) or environ.get("NVIDIA_VISIBLE_DEVICES") in ("none", "void")
+    """Whether a variable hides all GPUs on purpose."""
+    first = environ.get(_CUDA, "0").partition(",")[0].strip().lower()
+    return first in _HIDING or first.startswith("-") or environ.get("NVIDIA_VISIBLE_DEVICES") in ("none", "void")
 
 
 def messages_of_tensorflow(environ: Mapping[str, str]) -> str:

@@ -114,7 +114,7 @@ def batch_script(job: Job, command: Sequence[str]) -> str:
     _check_texts(job)
     return _SCRIPT.format(
         options="\n".join(f"#SBATCH {option}" for option in _job_options(job)),
-        step_options="".join(f" {option}" for option in _step_options(job)),
+        step_options="".join(f" {option}" for option in _step_options(job, servers)),
         directory=_word(directory),
         variables=f"export {SERVERS_VARIABLE}={servers}\n" if servers else "",
         command=shlex.join(command),
@@ -142,8 +142,12 @@ def _job_options(job: Job) -> list[str]:
     return [*(f"--{name}={value}" for name, value in requested.items() if value is not None), "--requeue"]
 
 
-def _step_options(job: Job) -> list[str]:
+def _step_options(job: Job, servers: int) -> list[str]:
     """srun's own options, which it does not inherit from sbatch.
+
+    The tasks of a ring see all GPUs of their node and divide them (`launch.membership.shared_gpus`): where Slurm
+    hides a task's GPUs from the others, NCCL can't copy between them directly, over NVLink, but goes through the
+    host's memory. Servers use no GPU, so with them Slurm divides: all workers get the same number.
 
     Raises:
       UserError: the GPUs of a node cannot be divided evenly among its tasks.
@@ -158,8 +162,7 @@ def _step_options(job: Job) -> list[str]:
                 f"--gpus_per_node={job.gpus_per_node}: {num_gpus} GPUs cannot be divided evenly among "
                 f"{job.tasks_per_node} tasks; give a multiple of --tasks_per_node"
             )
-        # Without this option each task would use all GPUs of its node.
-        options.append(f"--gpu-bind=per_task:{num_gpus // job.tasks_per_node}")
+        options.append(f"--gpu-bind={f'per_task:{num_gpus // job.tasks_per_node}' if servers else 'none'}")
     return options
 
 

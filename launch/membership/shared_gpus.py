@@ -59,16 +59,15 @@ def own_gpus(
       driver: the folder in which NVIDIA's driver describes itself.
 
     Raises:
-      UserError: more processes of this machine compute than there are GPUs.
+      UserError: more processes of this machine compute than there are GPUs, or Slurm lets them share GPUs.
     """
     everything = OwnGpus(indices=tuple(range(num_found)))
     if not num_found:
         return everything
     if cluster is not None and cluster.role == SERVER:
         return OwnGpus(indices=(), notice="a parameter server uses no GPU")
-    if _has_been_given(num_found, environ, driver):
-        return everything
-    if cluster is not None and cluster.role == EVALUATOR:
+    is_given = _has_been_given(num_found, environ, driver)
+    if cluster is not None and cluster.role == EVALUATOR and not is_given:
         beside_workers = any(member.is_here for member in cluster.computing)
         return _none_beside_workers("an evaluator") if beside_workers else everything
     alone = cluster is None
@@ -76,6 +75,9 @@ def own_gpus(
     if cluster is None:
         return everything
     here = [member for member in _computing(cluster, alone) if member.host == cluster.this.host]
+    if is_given:
+        _check_own(num_found, len(here), environ)
+        return everything
     if cluster.this not in here:
         return _none_beside_workers(f"a {CHIEF} of parameter servers") if here else everything
     if num_found < len(here) and _names_some(environ, num_in_machine(driver)):
@@ -108,13 +110,26 @@ def _has_been_given(num_found: int, environ: Mapping[str, str], driver: pathlib.
         return (_ALL if given is None else given) != environ[VARIABLE]
     if given is not None and "MIG-" in given:
         return True
-    if "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ:
+    if _in_step(environ):
         if _binds_own(environ):
             return True
         of_step = _num_of_step(environ)
         if of_step:
             return num_found < of_step
     return given is not None and num_found < num_in_machine(driver)
+
+
+def _check_own(num_found: int, count: int, environ: Mapping[str, str]) -> None:
+    """Raises UserError if Slurm shows each of `count` processes so many of the step's GPUs that some share them.
+
+    With --gpu-bind=closest, all tasks on a socket find its GPUs.
+    """
+    of_step = _num_of_step(environ) if _in_step(environ) and VARIABLE not in environ else 0
+    if num_found < of_step < count * num_found and not _binds_own(environ):
+        raise UserError(
+            f"{count} processes of this machine find {num_found} of the step's {of_step} GPUs each, so some would "
+            "share GPUs, but each needs its own: use srun --gpu-bind=none, with which they divide all"
+        )
 
 
 def _names_some(environ: Mapping[str, str], in_machine: int) -> bool:
@@ -128,6 +143,10 @@ def _names_some(environ: Mapping[str, str], in_machine: int) -> bool:
     if environ.get(_OF_CONTAINER, "").strip().lower() not in _NAMES_NONE:
         return True
     return not in_machine and _CUDA in environ
+
+
+def _in_step(environ: Mapping[str, str]) -> bool:
+    return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 
 def _binds_own(environ: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Turns TensorFlow's errors that a user's data or input pipeline caused into one line."""
+"""Turns TensorFlow's errors that a user's data, input pipeline or batch size caused into one line."""
 
 import contextlib
 import os
@@ -21,6 +21,11 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _OWN = tuple(os.path.join(_ROOT, room, "") for room in ("launch", "models", "strategies", "towers"))
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _INDEX = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
+# The shape of a tensor and its device, or the size of what a compiled function (XLA) needs at once.
+_NO_MEMORY = re.compile(
+    r"OOM when allocating tensor with shape(?P<shape>\[[\d,]*\]).*?device:(?P<device>\w+:\d+)"
+    r"|Out of memory while trying to allocate (?P<size>[\d.]+ ?\w+)"
+)
 # Matches if the function is a tower's pass, not one of our own kernels.
 _NOT_COMPILED = re.compile(
     r"(tf2xla conversion failed while converting|trying to compile graph) __inference__train_"
@@ -44,7 +49,7 @@ def user_error_in(error: tf.errors.OpError) -> UserError | None:
 def readable_errors(
     where: str, model: keras.Model | None = None, batch: Any | Callable[[], Any] = ()
 ) -> Iterator[None]:
-    """Context manager: raises errors about data, about XLA, or about values needed during tracing in one line.
+    """Context manager: raises errors about data, memory, XLA, or values needed during tracing in one line.
 
     Args:
       where: the step, for the message.
@@ -54,7 +59,7 @@ def readable_errors(
     try:
         with readable_tracing(where):
             yield
-    except tf.errors.InvalidArgumentError as error:
+    except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as error:
         found = known_cause(error, where)
         found = found or _of_other_shape(where, model, batch() if callable(batch) else batch)
         if found is not None:
@@ -91,7 +96,19 @@ def known_cause(error: tf.errors.OpError, where: str) -> UserError | None:
       error: TensorFlow's.
       where: the step, for the message.
     """
-    return _not_compiled(error) or out_of_range(error, where)
+    return _not_compiled(error) or out_of_range(error, where) or _no_memory(error, where)
+
+
+def _no_memory(error: tf.errors.OpError, where: str) -> UserError | None:
+    """The UserError for a device without enough memory; None if this is another error."""
+    found = _NO_MEMORY.search(str(error))
+    if found is None:
+        return None
+    needed = found["size"] or f"a tensor of shape {found['shape']}"
+    on = f" on {found['device'].lower()}" if found["device"] else ""
+    return UserError(
+        f"{where}: no memory{on} for {needed}; use accumulation=2, recompute='blocks' or a smaller batch"
+    )
 
 
 def _not_compiled(error: tf.errors.OpError) -> UserError | None:

@@ -40,6 +40,10 @@ def may_use_all_cores(root: pathlib.Path = ROOT) -> bool:
     return len(cpus) >= (os.cpu_count() or 1) and num_cores(root) >= physical_cores(cpus, root)
 
 
-def input_threads(cores: int) -> int:
-    """Number of threads that prepare batches for towers on so many cores: one for each 16, at least 2."""
-    return max(2, cores // 16)
+def input_threads(cores: int, num_gpus: int = 0) -> int:
+    """Number of threads that prepare batches for towers on so many cores and GPUs.
+
+    One for each 16 cores, at least 2: towers on CPUs need the others. With GPUs two for each, as one was measured,
+    but on at most half of the cores, since the others start the GPUs' kernels.
+    """
+    return max(2, cores // 16, min(2 * num_gpus, cores // 2))

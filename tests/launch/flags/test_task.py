@@ -5,7 +5,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from launch import train  # noqa: F401, defines the flags
-from launch.flags import task
+from launch.flags import devices, task
 from models.data.tfds_images import NotReadableByRecord
 from tests.towers.user_errors import refused
 
@@ -29,3 +29,18 @@ def test_a_limit_of_memory_beyond_all_machines_is_none(monkeypatch):
     with flagsaver.flagsaver(cache_gib=1e308):
         flags.FLAGS.mark_as_parsed()
         assert task.task_from_flags() >= 2**60
+
+
+@pytest.mark.parametrize(
+    "settings, threads",
+    [({}, 16), ({"num_towers": 2}, 4), ({"tower_device": "cpu"}, 3), ({"input_threads": 5}, 5)],
+    ids=str,
+)
+def test_threads_that_prepare_batches_on_a_machine_of_eight_gpus(monkeypatch, settings, threads):
+    """One process gets as many as eight processes with a GPU each."""
+    monkeypatch.setattr(devices, "physical_gpus", lambda: [f"GPU:{index}" for index in range(8)])
+    monkeypatch.setattr(devices, "num_cores", lambda: 48)
+    monkeypatch.setattr(task, "build_task", lambda *_, num_input_threads, **__: num_input_threads)
+    with flagsaver.flagsaver(**settings):
+        flags.FLAGS.mark_as_parsed()
+        assert task.task_from_flags() == threads

@@ -4,11 +4,12 @@ The first two logs are of TensorFlow 2.21 without GPUs; the third is written by 
 """
 
 import os
+import pathlib
 
 import pytest
 import tensorflow as tf
 
-from launch.health.missing_gpus import missing_gpus, reason_in
+from launch.health.missing_gpus import DRIVER_SIGNS, missing_gpus, reason_in
 
 IMPORT = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
@@ -63,6 +64,21 @@ def test_nothing_is_missing(signs, tmp_path):
     for hidden in ("", "-1", "-1,0", "NoDevFiles", "none", "void"):
         assert missing_gpus(0, {"CUDA_VISIBLE_DEVICES": hidden}, signs=signs) == "", "the user disabled them"
     assert missing_gpus(0, {"NVIDIA_VISIBLE_DEVICES": "void"}, signs=signs) == "", "the container has none"
+
+
+@pytest.mark.parametrize("value", ["all", "cuda:0", "[0]"])
+def test_a_variable_that_hides_all_gpus_by_mistake(value, signs):
+    line = missing_gpus(0, {"CUDA_VISIBLE_DEVICES": value}, signs=signs)
+    assert line.startswith(f"CUDA_VISIBLE_DEVICES={value}: ") and "unset it to use all" in line
+    assert missing_gpus(1, {"CUDA_VISIBLE_DEVICES": value}, signs=signs) == ""
+
+
+def test_the_driver_of_windows_shows_itself_in_wsl2(signs, monkeypatch):
+    """There the kernel's module and its device files, by which other systems are recognised, do not exist."""
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"is_cuda_build": False})
+    (of_wsl,) = (path for path in DRIVER_SIGNS if "wsl" in path.parts)
+    monkeypatch.setattr(pathlib.Path, "exists", lambda path: path == of_wsl)
+    assert missing_gpus(0, {}).startswith(f"{of_wsl} exists, but this TensorFlow was built without CUDA")
 
 
 def test_a_tensorflow_without_cuda(signs, monkeypatch):

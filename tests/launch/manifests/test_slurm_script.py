@@ -36,7 +36,7 @@ OPTIONS = """\
 #SBATCH --open-mode=append
 #SBATCH --requeue
 """
-STEP = "srun --kill-on-bad-exit=1 --cpus-per-task=8 --gpu-bind=per_task:2 bash -c"
+STEP = "srun --kill-on-bad-exit=1 --cpus-per-task=8 --gpu-bind=none bash -c"
 
 # Stand-ins for Slurm's programs: srun runs the command after its own options, scontrol records its arguments.
 STAND_INS = {
@@ -77,6 +77,10 @@ def test_nothing_is_requested_by_default():
     for absent in ("gpu", "cpus", "time=", "partition"):
         assert absent not in script
     assert "gpu-bind" not in batch_script(Job(gpus_per_node="4"), TRAIN)
+
+
+def test_workers_of_servers_get_as_many_gpus_each():
+    assert " --gpu-bind=per_task:2 bash -c" in batch_script(Job(**ALL), TRAIN_ON_SERVERS)
 
 
 @pytest.mark.parametrize("job", [Job(), Job(**ALL)])

@@ -69,6 +69,38 @@ class TestOneContainer:
         assert processes_here(self.CLUSTER, {}) == count
 
 
+@pytest.mark.usefixtures("some_cores")
+@pytest.mark.parametrize(
+    "num_cpus, num_cores, of_step, count",
+    [
+        pytest.param(32, 32, "32", 3, id="unbound"),
+        pytest.param(32, 16, "32", 3, id="unbound_with_hyperthreads"),
+        pytest.param(32, 16, "16", 3, id="unbound_where_slurm_counts_cores"),
+        pytest.param(10, 10, "32", 1, id="bound"),
+        pytest.param(10, 5, "32", 1, id="bound_with_hyperthreads"),
+        pytest.param(10, 5, "15", 1, id="bound_where_slurm_counts_cores"),
+        pytest.param(16, 16, "32", 1, id="bound_to_sockets"),
+        pytest.param(32, 32, "", 1, id="without_slurm"),
+    ],
+)
+def test_tasks_that_slurm_does_not_bind_divide_the_step_s_cores(monkeypatch, num_cpus, num_cores, of_step, count):
+    monkeypatch.setattr(shared_cores, "usable_cpus", lambda process=0: range(num_cpus))
+    monkeypatch.setattr(shared_cores, "physical_cores", lambda cpus: num_cores)
+    environ = {"SLURM_CPUS_ON_NODE": of_step}
+    assert processes_here(Cluster(addresses=RING, role="chief", index=0), environ) == count
+
+
+@pytest.mark.usefixtures("some_cores")
+@pytest.mark.parametrize("of_step, count", [("16", 1), ("8", 2)], ids=["own", "of_the_step"])
+def test_two_bound_tasks_with_all_hyperthreads_of_their_cores(monkeypatch, of_step, count):
+    """A task with 16 hyperthreads: its own, if Slurm counts 16 cores for both; the step's, if it counts 8."""
+    monkeypatch.setattr(shared_cores, "usable_cpus", lambda process=0: range(16))
+    monkeypatch.setattr(shared_cores, "physical_cores", lambda cpus: 8)
+    ring = {"worker": ("a:1", "a:2")}
+    environ = {"SLURM_CPUS_ON_NODE": of_step}
+    assert processes_here(Cluster(addresses=ring, role="worker", index=0), environ) == count
+
+
 @pytest.mark.parametrize("text", ["", "0", "two"])
 def test_a_variable_that_is_no_number(text):
     with refused(f"TOWERS_PROCESSES_HERE={text!r}", "from 1", "unset it"):

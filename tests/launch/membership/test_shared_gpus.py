@@ -132,6 +132,15 @@ class TestGiven:
         environ = STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"} | of_slurm
         assert own(4, RING, environ=environ, driver=driver).indices == (1,)
 
+    def test_slurm_gives_two_tasks_the_gpus_of_their_socket(self, driver):
+        environ = STEP | {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPU_BIND": "closest"}
+        with refused("4 processes of this machine find 2 of the step's 4 GPUs each", "srun --gpu-bind=none"):
+            own(2, RING, environ=environ, driver=driver)
+        with refused("4 processes of this machine find 2 of the step's 4 GPUs each"):
+            own(2, None, environ=environ, driver=driver)
+        alone_on_a_socket = {"worker": ("a:1", "a:2")}
+        assert own(2, alone_on_a_socket, environ=environ, driver=driver).indices == (0, 1)
+
     @pytest.mark.parametrize(
         "environ",
         [

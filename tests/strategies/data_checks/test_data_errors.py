@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from models.own_task import OwnTask
 from strategies.data_checks.batches import as_batches
-from strategies.data_checks.data_errors import readable_tracing
+from strategies.data_checks.data_errors import readable_errors, readable_tracing
 from strategies.registry import build_strategy
 from strategies.servers.batch_reader import BatchReader
 from tests.towers.logical_cpus import cpus
@@ -148,6 +148,50 @@ def test_features_of_another_width_in_a_later_batch():
         strategy_of(train_data=narrow()).run_steps(3)
     with refused("evaluation: ", *problem):
         strategy_of(eval_data=narrow()).evaluate()
+
+
+@keras.saving.register_keras_serializable("tests")
+class _Huge(keras.layers.Layer):
+    """In a graph, needs more memory than a machine can address."""
+
+    def call(self, inputs):
+        if tf.executing_eagerly():
+            return inputs
+        shape = tf.stack([tf.shape(inputs)[0], 5, 1 << 22, 1 << 22])
+        return inputs + tf.reduce_max(2.0 * tf.broadcast_to(inputs[:, :, tf.newaxis, tf.newaxis], shape), [2, 3])
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def test_a_step_that_needs_more_memory_than_there_is():
+    def huge():
+        return keras.Sequential([keras.Input((5,)), _Huge(), keras.layers.Dense(2)])
+
+    with refused("step 0: no memory on cpu:", ",5,4194304,4194304]; use accumulation=2, recompute='blocks' or"):
+        strategy_of(model=huge).run_steps(1)
+
+
+@pytest.mark.parametrize(
+    "text, needed",
+    [
+        (
+            "OOM when allocating tensor with shape[64,9] and type half on /job:worker/device:GPU:3 by allocator G",
+            "no memory on gpu:3 for a tensor of shape [64,9]",
+        ),
+        (
+            "Out of memory while trying to allocate 68852648264 bytes.\n\t [[{{node run}}]]",
+            "for 68852648264 bytes",
+        ),
+        ("Out of memory while trying to allocate 16.00GiB.", "no memory for 16.00GiB"),
+    ],
+)
+def test_the_memory_that_a_gpu_lacks(text, needed):
+    error = tf.errors.ResourceExhaustedError(None, None, f"Graph execution error:\n\n{text}")
+    with refused("step 7: ", needed), readable_errors("step 7"):
+        raise error
+    with pytest.raises(tf.errors.ResourceExhaustedError), readable_errors("step 7"):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
 
 def branching(values):

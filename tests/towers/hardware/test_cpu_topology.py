@@ -76,6 +76,13 @@ def test_towers_of_64_cores(large, batch_size, towers, threads):
 
 
 @pytest.mark.parametrize(
+    "cores, gpus, threads", [(16, 1, 2), (48, 8, 16), (112, 8, 16), (6, 1, 2), (12, 8, 6), (2, 1, 2), (64, 1, 4)]
+)
+def test_threads_that_prepare_batches_for_gpus(cores, gpus, threads):
+    assert input_threads(cores, gpus) == threads
+
+
+@pytest.mark.parametrize(
     "count, nodes",
     [(1, None), (2, [{0, 1}, {2, 3}]), (3, None), (4, [{0}, {1}, {2}, {3}]), (8, [{i // 2} for i in range(8)])],
 )
