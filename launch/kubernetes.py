@@ -116,7 +116,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("workers", None, "Number of workers; each is one pod.", required=True)
     flags.DEFINE_integer("ps", None, f"{HELP} Each is one more pod, and so is their chief.")
     flags.DEFINE_integer("gpus_per_worker", 1, "NVIDIA GPUs of each worker and of the chief; 0 for none.")
-    flags.DEFINE_string("cpus", "4", "CPU cores requested per pod, e.g. 4 or 500m.")
+    flags.DEFINE_string("cpus", "4", "CPU cores requested per pod, e.g. 4 or 500m. Pods without GPUs get no more.")
     flags.DEFINE_string("memory", "8Gi", "Memory requested per pod, which is also its limit.")
     flags.DEFINE_string("namespace", None, "Kubernetes namespace. Default: kubectl's current one.")
     flags.DEFINE_string(

@@ -37,7 +37,7 @@ class Pods:
       command: words of the command that each pod runs.
       ps: number of parameter servers; with any, there is a chief too. None: what the command needs.
       gpus_per_worker: NVIDIA GPUs of each worker and of the chief; may be 0.
-      cpus: cores requested per pod, e.g. '4', '2.5' or '500m'.
+      cpus: cores requested per pod, e.g. '4', '2.5' or '500m'; the limit of pods without GPUs.
       memory: memory requested per pod and its limit, e.g. '8Gi'.
       namespace: Kubernetes namespace; None for kubectl's current one.
       volume_claim: PersistentVolumeClaim that every pod mounts at `mount`; None for no volume.

@@ -186,6 +186,13 @@ def test_only_pods_of_the_ring_may_connect(kind):
 
 
 @every_kind
+def test_a_pod_without_gpus_has_no_more_cores_than_it_requests(kind):
+    """Its processes count the cores of the limit; without one they would count those of the node."""
+    (container,) = pod_template(kind, ring(gpus_per_worker=0, cpus="4"))["spec"]["containers"]
+    assert container["resources"]["limits"]["cpu"] == container["resources"]["requests"]["cpu"] == "4"
+
+
+@every_kind
 def test_the_fields_of_a_pod(kind):
     template = pod_template(kind, ring(gpus_per_worker=2, cpus="2.5", memory="16Gi", port=3333))
     (container,) = template["spec"]["containers"]
