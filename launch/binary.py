@@ -51,6 +51,7 @@ def run(
     takes_command: bool = False,
     takes_operand: bool = False,
     trains: bool = True,
+    after_parsing: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs `main` by absl's app.run. An error of `EXPECTED` becomes one line on stderr and its exit code.
 
@@ -64,6 +65,7 @@ def run(
       takes_command: whether a command may follow a lone --.
       takes_operand: whether one argument without dashes is allowed.
       trains: whether the same command resumes from a checkpoint if an earlier run has saved one.
+      after_parsing: called once the command line is parsed, before devices are configured: it may set other flags.
     """
     _check_current_folder()
     signals = EndingSignals()
@@ -84,7 +86,9 @@ def run(
 
     # Without it Python's last collection takes 1.3 s after a short training (AMD EPYC, Zen 3).
     atexit.register(gc.freeze)
-    parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand)
+    parser = functools.partial(
+        _parse_flags, takes_command=takes_command, takes_operand=takes_operand, after_parsing=after_parsing
+    )
     try:
         with _ended_if_unwritten():
             app.run(guarded, flags_parser=parser)
@@ -162,6 +166,16 @@ def _check_current_folder() -> None:
         os.getcwd()
     except OSError as error:
         sys.exit(fail(f"the current folder can't be found ({error.strerror}): was it removed? cd to another one"))
+
+
+def _parse_flags(arguments: list[str], *, after_parsing: Callable[[], None], **kinds: bool) -> list[str]:
+    """As `parse_flags`, then calls `after_parsing`, whose errors end the program in one line too."""
+    rest = parse_flags(arguments, **kinds)
+    try:
+        after_parsing()
+    except EXPECTED as error:
+        sys.exit(fail(error))
+    return rest
 
 
 def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:

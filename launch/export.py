@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 
 from launch import binary
-from launch.evaluate import restored_trainer
+from launch.evaluate import load_run, restored_trainer
 from launch.flags.paths import define_path
 from models.networks.views import with_test_time_views
 from strategies.data_checks.batches import as_batches
@@ -124,7 +124,7 @@ def _leaves(outputs):
 
 def cli() -> None:
     """Console script."""
-    binary.run(main, trains=False)
+    binary.run(main, trains=False, after_parsing=load_run)
 
 
 if __name__ == "__main__":

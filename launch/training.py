@@ -9,6 +9,20 @@ def main(_):
 binary.run(main)
 
 `launch.train` is these lines with a built-in task.
+
+A program starts in this order. Each step reads the flags that the earlier ones have set:
+
+    the command line     launch.binary.run
+    a run's flags        only programs that read a run: launch.evaluate.load_run, by binary.run(after_parsing=)
+    a recipe's flags     `_configure_at_start`, from here on
+    checks               which flags have no effect with the others, or exclude them
+    devices              TensorFlow permits no change after its first computation
+    the cluster          TensorFlow's ring is joined before its first computation
+    --precision=auto     may compute, to measure the precision's cost
+    main                 task, strategy, Trainer
+
+A flag has the value of the command line, or else of the recipe, of the run, or its default. `flag.present` means
+"on the command line" throughout.
 """
 
 import dataclasses
@@ -56,16 +70,17 @@ FLAGS = flags.FLAGS
 
 
 def _configure_at_start() -> None:
-    """Configures devices and joins the cluster before `main`, whose first line may already use TensorFlow."""
+    """Configures devices and joins the cluster before `main`, whose first line may already use TensorFlow.
+
+    The module's docstring says why in this order.
+    """
     try:
-        # First, because flags may belong to the recipe's task.
         apply_recipe()
         check_belonging()
         check_timeline()
         devices = devices_from_flags()
         joined_ring()
         servers_membership()
-        # Last, because it computes, which is not allowed before TensorFlow's ring is joined.
         resolve_precision(devices)
     except binary.EXPECTED as error:
         sys.exit(binary.fail(error))

@@ -1,7 +1,6 @@
 """Refuses flags that have no effect, because another flag has none of the values that use them."""
 
 import dataclasses
-from collections.abc import Collection
 
 from absl import flags
 
@@ -23,8 +22,6 @@ class _Served:
 
 
 _SERVED: list[_Served] = []
-# True for each call of `wait_for_run`.
-_WAITING: list[bool] = []
 
 
 def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
@@ -32,34 +29,24 @@ def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
     _SERVED.append(_Served(flag, values, names))
 
 
-def wait_for_run() -> None:
-    """Notes that this program loads the flags of a run, whose task decides which flags have an effect."""
-    _WAITING.append(True)
-
-
 def unserved(flag: str, value: str) -> list[str]:
     """Names of the flags that have no effect if `flag` has this value."""
     return [name for served in _SERVED if served.flag == flag and not served.has(value) for name in served.names]
 
 
-def check_belonging(given: Collection[str] | None = None) -> None:
-    """Refuses flags on the command line that would have no effect. Defaults and a recipe's values are allowed.
+def check_belonging() -> None:
+    """Refuses flags on the command line that would have no effect.
 
-    Args:
-      given: names of the flags on the command line, once those of a run are loaded. None: nothing was loaded, and
-        after `wait_for_run` nothing is checked yet.
+    Defaults, a recipe's values and those that a program loaded from a run are allowed.
 
     Raises:
       UserError: there is such a flag.
     """
-    if given is None and _WAITING:
-        return
     for served in _SERVED:
         if served.has(FLAGS[served.flag].value):
             continue
         for flag in map(FLAGS.__getitem__, served.names):
-            is_given = flag.present if given is None else flag.name in given
-            if is_given and flag.value != flag.default:
+            if flag.present and flag.value != flag.default:
                 owners = f"{served.flag}={either(served.values)}"
                 raise misplaced(flag.name, served.flag, owners, given=flag.serialize(), use=use_one(served.values))
 

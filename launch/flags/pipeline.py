@@ -8,6 +8,7 @@ from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import divided_by
+from launch.flags.paths import define_path
 from strategies.registry import ON_REQUEST, divides
 from towers.errors import UserError
 from towers.grid import BRANCH, STAGE, Grid
@@ -34,12 +35,13 @@ flags.DEFINE_integer(
     "For pipelines: number of microbatches that each batch is split into. More microbatches make the bubble "
     "smaller, but each operation works on fewer examples. Default: twice the stages.",
 )
-flags.DEFINE_string(
+define_path(
     "pipeline_schedule",
     "1f1b",
     f"For pipelines: the order of the passes: {', '.join(builders.NAMES)}, or a CSV file with a line for each "
     "device, such as F0,F1,B0,B1. 1f1b keeps the fewest microbatches in memory; interleaved and zb_h1 have a "
     "smaller bubble.",
+    words=builders.NAMES,
 )
 flags.DEFINE_string(
     "balance",

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from launch.flags.belonging import check_belonging
+from launch import binary
+from launch.flags.paths import absolute_value
 from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback, Run, writing
 from strategies.registry import cluster_kind
@@ -36,8 +37,18 @@ _OF_ONE_STRATEGY = (
     "pipeline_schedule",
     "balance",
 )
-# Flags of training alone. They may exclude other flags that the command line overrides.
-_OF_TRAINING = ("steps_per_execution",)
+# A flag on the command line replaces these of the run, which would contradict it: the errors would advise to omit
+# what nobody typed, and most have no value that switches them off.
+_REPLACED_BY = {
+    "strategy": (*_OF_ONE_STRATEGY, "tower_shares", "parameter_device", "zero", "offload"),
+    "grid": ("num_towers", "slices", "branch_devices", "stages", "tower_shares"),
+    "num_towers": ("grid", "tower_shares"),
+    "slices": ("grid", "tower_shares"),
+    "branch_devices": ("grid", "tower_shares"),
+}
+# Flags of training alone. They may exclude other flags that the command line overrides. The values of a recipe are
+# saved as those of the flags that it set.
+_OF_TRAINING = ("steps_per_execution", "recipe")
 
 
 def flag_settings() -> Mapping[str, object]:
@@ -51,9 +62,14 @@ def flag_settings() -> Mapping[str, object]:
 
 
 def save_flags(directory: pathlib.Path) -> None:
-    """Writes the flags of this run to `directory`/flags.txt."""
+    """Writes the flags of this run to `directory`/flags.txt.
+
+    Paths are written absolute: programs that read the run start in any folder, and a directory of runs is moved
+    more often than the data sets beside it. Where these moved too, a flag on the command line names the new path.
+    """
     lines = []
-    for name, value in flag_settings().items():
+    for name in flag_settings():
+        value = absolute_value(FLAGS[name])
         if value is not None and value != [] and name not in _NOT_SAVED:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"--{name}={text}\n")
@@ -72,13 +88,14 @@ class SavedFlags(Callback):
 
 
 def load_flags(directory: str | None) -> None:
-    """Sets this program's flags to those of the run in `directory`. Flags on the command line override them.
+    """Sets the program's flags to those of the run in `directory`; those on the command line override them.
 
-    A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster.
+    A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster. Flags
+    that this version lacks are left out, with a warning. Call this before devices are configured.
 
     Raises:
-      UserError: `directory` is None or empty, or holds no run, or one of a program without flags of tasks; a value
-        in its flags.txt is wrong; or a flag on the command line has no effect in this run.
+      UserError: `directory` is None or empty, or holds no run, or one of a program without flags of tasks; or its
+        flags.txt can't be read, or a value in it is wrong.
     """
     if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
@@ -98,16 +115,25 @@ def load_flags(directory: str | None) -> None:
             f"{path.with_name('model.keras')}"
         )
     has_processes = bool(cluster_kind(saved.get("strategy", "towers")))
-    omitted = _OF_TRAINING + (_OF_ONE_STRATEGY if has_processes or "strategy" in given else ())
+    omitted = {*given, *_OF_TRAINING, *(name for flag in given for name in _REPLACED_BY.get(flag, ()))}
+    if has_processes:
+        omitted |= {"strategy", *_OF_ONE_STRATEGY}
+    _warn_of_unknown(path, {name: value for name, value in saved.items() if name not in FLAGS})
     for name, value in saved.items():
-        if name == "strategy" and has_processes:
-            continue
-        if name in FLAGS and name not in given and name not in omitted:
+        if name in FLAGS and name not in omitted:
             try:
                 FLAGS[name].parse(value)
             except flags.Error as error:
                 raise UserError(f"{path}: {error}; correct this line, or give --{name} here too") from error
-    check_belonging(given)
+            # It is not on the command line, which `present` means elsewhere.
+            FLAGS[name].present = 0
+
+
+def _warn_of_unknown(path: pathlib.Path, unknown: Mapping[str, str]) -> None:
+    """Prints a warning that names all flags of the run that this program lacks, if there are any."""
+    if unknown:
+        named = ", ".join(f"--{name}={value}" for name, value in unknown.items())
+        binary.warn(f"{path}: this version has no {named}; left out")
 
 
 def saved_precision(directory: pathlib.Path | None) -> str | None:
@@ -137,4 +163,5 @@ def _read(path: pathlib.Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UserError(f"{path}: can't be read ({why}); put back the file that the run wrote") from error
-    return {name: value for name, _, value in (line.removeprefix("--").partition("=") for line in lines)}
+    parts = (line.removeprefix("--").partition("=") for line in lines if line.strip())
+    return {name: value for name, _, value in parts}

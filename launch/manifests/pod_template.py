@@ -114,8 +114,8 @@ def _container(pods: Pods, num_gpus: int, environment, *, mounts) -> dict[str, o
 def _resources(pods: Pods, num_gpus: int) -> dict[str, object]:
     """Requests and limits.
 
-    Without GPUs the requested cores are a limit too: a process counts those, so it has as many towers and threads on
-    any node. With GPUs TensorFlow has a thread for each core of the node, and a limit would stall these.
+    Without GPUs the requested cores are a limit too: a process counts those, so it has as many towers and threads
+    on any node. With GPUs TensorFlow has a thread for each core of the node, and a limit would stall these.
     """
     limits: dict[str, object] = {"memory": pods.memory}
     limits |= {"nvidia.com/gpu": num_gpus} if num_gpus else {"cpu": pods.cpus}

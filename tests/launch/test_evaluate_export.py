@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.launch.nursery import run_forked
-from tests.launch.programs import LAST_STEP, TINY, listing, run
+from tests.launch.programs import LAST_STEP, TINY, errors, listing, run
 from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import all_end
 
@@ -97,6 +97,7 @@ from launch import evaluate
 
 strategy = types.SimpleNamespace(step=3, keeps_files=True)
 found = {"loss": float("nan"), "accuracy": 0.5}
+evaluate.load_run = lambda: None
 evaluate.restored_trainer = lambda: types.SimpleNamespace(strategy=strategy, evaluate=lambda: found)
 evaluate.cli()
 """
@@ -131,6 +132,58 @@ def test_flags_of_the_command_line_override_the_run_s(runs, copied):
     expected = summary_of(copied)["evaluation"]
     assert found["accuracy"] == expected["accuracy"]
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def of_slices(tmp_path_factory):
+    """Directory of a run whose tower's layers are divided over two devices."""
+    folder = tmp_path_factory.mktemp("slices")
+    tiny = [flag for flag in TINY if not flag.startswith(("--num_towers", "--steps"))]
+    flags = ("--strategy=slices", "--grid=slice:2", "--steps=10", "--directory=run")
+    done = run_forked("-m", "launch.train", *tiny, *flags, cwd=folder)
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--strategy=towers", "--num_towers=1"),
+        ("--slices=3",),
+        ("--grid=data:2,slice:2",),
+        ("--num_towers=2",),
+        ("--layout=*=whole",),
+        ("--strategy=pipeline", "--stages=2"),
+    ],
+)
+def test_a_run_of_slices_is_evaluated_on_other_devices(of_slices, tmp_path, flags):
+    done = run_forked("-m", EVALUATE, f"--directory={of_slices}", "--json", *flags, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    found, expected = json.loads(done.out), summary_of(of_slices)["evaluation"]
+    assert found == {"step": 10, **expected, "loss": pytest.approx(expected["loss"], rel=1e-6)}
+
+
+@pytest.mark.full
+def test_a_run_of_uneven_towers_is_evaluated_on_one(copied, tmp_path):
+    """The run's --tower_shares would be one too many, and no value switches them off."""
+    directory = shutil.copytree(copied, tmp_path / "run")
+    with (directory / "flags.txt").open("a") as file:
+        file.write("--tower_shares=3,1\n")
+    done = run_forked("-m", EVALUATE, "--directory=run", "--json", "--num_towers=1", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["accuracy"] == summary_of(copied)["evaluation"]["accuracy"]
+
+
+@pytest.mark.full
+def test_a_precision_is_measured_on_the_devices_of_the_run(copied, tmp_path):
+    """Measuring starts TensorFlow, whose devices are final then; this run has more than are there by default."""
+    directory = shutil.copytree(copied, tmp_path / "run")
+    text = (directory / "flags.txt").read_text()
+    (directory / "flags.txt").write_text(text.replace("--num_towers=2", "--num_towers=5"))
+    done = run_forked("-m", EVALUATE, "--directory=run", "--precision=float16", cwd=tmp_path)
+    assert (done.code, errors(done)) == (0, [])
 
 
 @pytest.mark.full
