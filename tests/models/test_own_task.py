@@ -455,6 +455,7 @@ def test_fields_that_do_not_match_the_outputs_are_refused(fields, labels, part):
     "fields, part",
     [
         ({"losses": keras.losses.sparse_categorical_crossentropy}, "must be an instance of a Keras loss"),
+        ({"losses": lambda labels, outputs: labels - outputs}, "or a subclass of keras.losses.Loss"),
         ({"losses": "mean_square"}, "unknown to Keras"),
         ({"losses": keras.losses.Circle()}, "compares the examples of a batch with each other"),
         ({"loss_weights": ["1"]}, "must be finite numbers"),
