@@ -57,7 +57,8 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
     if not isinstance(loss, keras.losses.Loss):
         raise UserError(
             f"loss {getattr(loss, '__name__', loss)!r}: must be an instance of a Keras loss; "
-            "pass for example keras.losses.MeanSquaredError()"
+            "pass for example keras.losses.MeanSquaredError(), or a subclass of keras.losses.Loss with a "
+            "call() of your own"
         )
     if type(loss).__call__ is not keras.losses.Loss.__call__:
         raise UserError(

@@ -64,8 +64,9 @@ class OwnTask:
     Attributes:
       model: a function that returns a new, built model; or a built model, whose copies start with its weights.
       train_data: arrays (features, labels) or (features, labels, weights), each a structure with the examples in
-        dimension 0; or a tf.data dataset of batches of these, whose cardinality is an epoch (a dataset from a
-        generator gets one by tf.data.experimental.assert_cardinality).
+        dimension 0, of numbers or texts; or a tf.data dataset of batches of these, whose cardinality is an epoch
+        (a dataset from a generator gets one by tf.data.experimental.assert_cardinality). Weights are of examples;
+        of a weight for each class, as Keras's class_weight, make them by numpy.array(class_weights)[labels].
       losses: a Keras loss for the only output; or a dict by output name, or a list in the order of the outputs
         (None: no loss).
       eval_data: held-out data in one of the same forms; None: nothing is evaluated.

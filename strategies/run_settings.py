@@ -184,10 +184,12 @@ def _described_array(value: Any) -> str:
     except (TypeError, ValueError):
         return type(value).__name__
     described = f"{array.dtype} {list(array.shape)}"
-    if array.dtype.hasobject:
+    if array.dtype.hasobject and not all(isinstance(one, str | bytes) for one in array.flat):
         return described
     if array.ndim:
         row_bytes = max(1, array.nbytes // max(1, len(array)))
         rows = max(1, min(_CHECKED_ROWS, _CHECKED_BYTES // row_bytes))
         array = array[:: max(1, -(-len(array) // rows))]
-    return f"{described} with checksum {zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"
+    # An array of Python objects holds addresses, not the texts.
+    content = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+    return f"{described} with checksum {zlib.crc32(content):08x}"

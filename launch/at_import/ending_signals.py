@@ -30,9 +30,11 @@ def end_at_early_signals(program: str | None) -> None:
     except OSError:
         stderr = 2  # closed
     name = program or os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    # A program of a user's own may set no other handler, so the signal may come later, also from `Trainer.fit`.
+    when, where = (" during start-up", "") if program else ("", ", from the last checkpoint if there is one")
 
     def end(number, frame) -> None:
-        text = f"interrupted by {signal.Signals(number).name} during start-up: the same command starts again"
+        text = f"interrupted by {signal.Signals(number).name}{when}: the same command starts again{where}"
         # The signal may come in the middle of a print, and stderr may be closed.
         with contextlib.suppress(OSError, RuntimeError):
             os.write(stderr, f"{name}: {text}\n".encode())

@@ -1,5 +1,6 @@
 """A user's own arrays or tf.data dataset as batches of a task."""
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,13 +57,40 @@ def _check_dense(what: str, array: Any) -> None:
             f"{what} has an array with {np.ma.count_masked(array)} masked values, which would be used as if they "
             "were not masked: fill them with .filled(value), and give weights of 0 to examples without a value"
         )
-    dtype = getattr(array, "dtype", None)
-    if getattr(dtype, "hasobject", False) or _is_unknown(dtype):
-        of = "Python objects" if dtype.hasobject else dtype.name
+    dtype = _dtype_of(array)
+    if _is_unknown(dtype):
         raise UserError(
-            f"{what} has an array of {of}, shape {list(array.shape)}: must be numbers of one type; "
+            f"{what} has an array of {dtype.name}, shape {list(array.shape)}: must be numbers of one type; "
             "convert it, for example with numpy.array(list, 'float32')"
         )
+    if getattr(dtype, "hasobject", False):
+        _check_objects(what, np.asarray(array))
+
+
+def _dtype_of(array: Any) -> Any:
+    """The type of an array's elements; those of pandas as NumPy has them, None for a list."""
+    dtype = getattr(array, "dtype", None)
+    is_known = isinstance(dtype, np.dtype | tf.DType | str) or not hasattr(array, "shape")
+    return dtype if is_known else np.asarray(array).dtype
+
+
+def _check_objects(what: str, array: np.ndarray) -> None:
+    """Raises UserError if an array of Python objects does not hold texts only, as columns of pandas do."""
+    other = next((one for one in array.flat if not isinstance(one, str | bytes)), "")
+    if isinstance(other, str):
+        return
+    if isinstance(other, list | tuple | np.ndarray):
+        problem = f"one of them a {type(other).__name__} of {len(other)}"
+        fix = (
+            "must be one array; fill them up to one length, for numbers for example with keras.utils.pad_sequences"
+        )
+    elif any(isinstance(one, str | bytes) for one in array.flat):
+        problem = f"some of them texts, and one {reprlib.repr(other)}"
+        fix = "must be all texts or all numbers; replace missing values, or pass both as two inputs"
+    else:
+        problem = f"one of them {reprlib.repr(other)}"
+        fix = "must be numbers of one type; convert it, for example with numpy.array(list, 'float32')"
+    raise UserError(f"{what} has an array of Python objects, shape {list(array.shape)}, {problem}: {fix}")
 
 
 def _is_unknown(dtype: Any) -> bool:
@@ -95,7 +123,7 @@ def _check_real(what: str, batch: Batch) -> None:
     """Raises UserError for complex labels and weights, whose imaginary parts a loss would drop."""
     for part in ("labels", "weights"):
         for one in tf.nest.flatten(getattr(batch, part)):
-            dtype = getattr(one, "dtype", None)
+            dtype = _dtype_of(one)
             if dtype is not None and tf.as_dtype(dtype).is_complex:
                 raise UserError(
                     f"{what} has {part} of {tf.as_dtype(dtype).name}: must be real numbers; pass real and "
@@ -171,7 +199,9 @@ def host_tensors(data: Any) -> Batch:
     """
 
     def to_tensor(array: Any) -> tf.Tensor:
-        tensor = tf.convert_to_tensor(array)
+        # Of NumPy's arrays of texts TensorFlow knows those of Python objects, not those of StringDType.
+        are_objects = getattr(_dtype_of(array), "hasobject", False)
+        tensor = tf.convert_to_tensor(np.asarray(array, object) if are_objects else array)
         return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
     def convert(structure: Any) -> Any:

@@ -455,6 +455,7 @@ def test_fields_that_do_not_match_the_outputs_are_refused(fields, labels, part):
     "fields, part",
     [
         ({"losses": keras.losses.sparse_categorical_crossentropy}, "must be an instance of a Keras loss"),
+        ({"losses": lambda labels, outputs: labels - outputs}, "or a subclass of keras.losses.Loss"),
         ({"losses": "mean_square"}, "unknown to Keras"),
         ({"losses": keras.losses.Circle()}, "compares the examples of a batch with each other"),
         ({"loss_weights": ["1"]}, "must be finite numbers"),
@@ -683,6 +684,44 @@ def test_ragged_features_are_refused(ragged):
 
 def test_arrays_of_bfloat16():
     own_task(train_data=(X.astype(tf.bfloat16.as_numpy_dtype), KINDS))
+
+
+class Column:
+    """As a column of pandas: it has a type and a shape of its own, and NumPy makes an array of it."""
+
+    dtype = object()
+
+    def __init__(self, *values):
+        self.values = np.array(values, object)
+        self.shape = self.values.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values.astype(dtype or object)
+
+
+TEXTS = ["a", "bc", "d", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        np.array(TEXTS, object),
+        np.array(TEXTS, np.dtypes.StringDType()),
+        np.array([text.encode() for text in TEXTS], object)[:, None],
+        Column(*TEXTS),
+    ],
+    ids=["objects", "StringDType", "bytes", "column"],
+)
+def test_texts_as_python_objects(texts):
+    (batch,) = read(own_task(train_data=({"texts": texts}, texts), batch_size=4), num_batches=1)
+    for part in (batch.features["texts"], batch.labels):
+        assert part.shape == texts.shape
+        assert sorted(text.decode() for text in part.flat) == sorted(TEXTS)
+
+
+def test_a_column_of_texts_and_a_missing_value_is_refused():
+    with pytest.raises(UserError, match="some of them texts, and one nan: .*replace missing values"):
+        own_task(train_data=(Column("a", "b", float("nan")), np.arange(3)), batch_size=3)
 
 
 class Subclassed(keras.Model):

@@ -46,6 +46,7 @@ def seen(before, now):
         (WarmUp(Constant(0.1), 5), WarmUp(Constant(0.1), 6), "it.steps was 5, is 6"),
         (keras.losses.Huber(0.5), keras.losses.Huber(0.25), "'delta': 0.25"),
         ((X, Y), (X, 1 - Y), "it.1 was int64 [50] with checksum"),
+        (np.array(["a", "b"], object), np.array(["a", "c"], object), "it was object [2] with checksum"),
         (task(), task(train_data=(X + 1, Y)), "it.train_data.0 was float32 [50, 3] with checksum"),
         (task(), task(eval_data=(X, Y)), "it.eval_data was None, is 2 values"),
         (tf.data.Dataset.range(5).batch(2), tf.data.Dataset.range(9).batch(2), "a dataset of 5 batches"),

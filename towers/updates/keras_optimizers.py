@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from towers.devices import HOST
-from towers.errors import UserError
+from towers.errors import UserError, check_kind
 from towers.updates.clipping import Clipping
 from towers.updates.keras_schedules import plain_rate
 from towers.updates.rules import SGD, Adam, Momentum, UpdateRule
@@ -48,9 +48,11 @@ def translate(optimizer: keras.optimizers.Optimizer) -> OptimizerParts:
     """The rule, schedule and clipping that compute the same as a new Keras optimizer.
 
     Raises:
-      UserError: the class is not SGD, Adam or AdamW, an option has no translation, or the optimizer has already
-        taken steps.
+      UserError: it is no optimizer, its class is not SGD, Adam or AdamW, an option has no translation, or the
+        optimizer has already taken steps.
     """
+    fix = "pass for example keras.optimizers.Adam(0.001)"
+    check_kind("the optimizer", optimizer, keras.optimizers.Optimizer, fix)
     makers = {keras.optimizers.SGD: _sgd, keras.optimizers.Adam: _adam, keras.optimizers.AdamW: _adam}
     kind = type(optimizer)
     if kind not in makers:

@@ -22,6 +22,12 @@ def line(program, number):
     return f"{program}: interrupted by {number} during start-up: the same command starts again\n"
 
 
+def own_line(number):
+    return (
+        f"own: interrupted by {number}: the same command starts again, from the last checkpoint if there is one\n"
+    )
+
+
 def test_a_program_of_ours(tmp_path, number):
     done = run("-m", "launch.train", cwd=tmp_path)
     assert (done.code, done.out, done.err) == (75, "", line("train", number))
@@ -30,7 +36,13 @@ def test_a_program_of_ours(tmp_path, number):
 def test_a_script_of_a_users_own(tmp_path, number):
     (tmp_path / "own.py").write_text("print('begins')\nfrom launch import binary, training\n")
     done = run("own.py", cwd=tmp_path)
-    assert (done.code, done.out, done.err) == (75, "begins\n", line("own", number))
+    assert (done.code, done.out, done.err) == (75, "begins\n", own_line(number))
+
+
+def test_a_script_of_a_users_own_after_its_imports(tmp_path):
+    (tmp_path / "own.py").write_text("import launch, os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    done = run("own.py", cwd=tmp_path)
+    assert (done.code, done.out, done.err) == (75, "", own_line("SIGTERM"))
 
 
 def test_the_handlers_come_before_other_imports_of_launch(tmp_path):

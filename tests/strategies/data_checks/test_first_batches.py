@@ -132,6 +132,14 @@ MISTAKES = {
     "strings": (both(X.astype(str), Y), ("features string [N, 5]", "takes float32 [N, 5]")),
     "labels that are strings": (both(X, Y.astype(str)), ("labels string [N]", "returns float32 [N, 2]")),
     "objects": (both(X.astype(object), Y), ("train_data has an array of Python objects", "convert it")),
+    "texts and a missing value": (
+        both(np.array(["a", None] * 30, object), Y),
+        ("Python objects, shape [60], some of them texts, and one None", "replace missing values"),
+    ),
+    "lists of different lengths": (
+        both(np.array([[1] * (1 + i % 3) for i in range(N)], object), Y),
+        ("Python objects, shape [60], one of them a list of 1", "fill them up to one length"),
+    ),
     "a dict for an array": (both({"a": X}, Y), ("{'a': float32 [N, 5]}", "takes float32 [N, 5]")),
     "one-hot labels": (both(X, ONE_HOT), ("labels [N, 2] for outputs [N, 2]", "class numbers [N]", "argmax")),
     "fractions as classes": (both(X, X[:, 0]), ("class numbers", "fractions")),

@@ -112,6 +112,8 @@ def without_a_variable():
 @pytest.mark.parametrize(
     "make, parts",
     [
+        (lambda: "adam", ["the optimizer is a str", "keras.optimizers.Adam(0.001)"]),
+        (lambda: optimizers.Adam, ["the optimizer is the class", "keras.optimizers.Adam(0.001)"]),
         (lambda: optimizers.RMSprop(0.1), ["RMSprop", "SGD, Adam, AdamW"]),
         (lambda: optimizers.Lion(0.1), ["Lion"]),
         (lambda: OwnSGD(0.1), ["OwnSGD"]),
