@@ -1,7 +1,7 @@
-"""Refuses flags that have no effect, because another flag has none of the values that use them."""
+"""Refuses flags that have no effect with the values of the others."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 
 from absl import flags
 
@@ -23,6 +23,8 @@ class _Served:
 
 
 _SERVED: list[_Served] = []
+# Functions that say why flags have no effect, each with the names of these flags.
+_NEEDS: list[tuple[Callable[[], str], tuple[str, ...]]] = []
 # True for each call of `wait_for_run`.
 _WAITING: list[bool] = []
 
@@ -30,6 +32,17 @@ _WAITING: list[bool] = []
 def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
     """Notes that flags `names` have an effect only if `flag` has one of `values`; tfds:NAME is any tfds:... ."""
     _SERVED.append(_Served(flag, values, names))
+
+
+def needs(missing: Callable[[], str], *names: str) -> None:
+    """Notes that flags `names` have an effect only under a condition.
+
+    Args:
+      missing: called once all flags are known; returns '' if the flags have an effect, otherwise why not and what
+        to type, as the rest of a line that begins with the flag.
+      names: names of the flags.
+    """
+    _NEEDS.append((missing, names))
 
 
 def wait_for_run() -> None:
@@ -57,11 +70,21 @@ def check_belonging(given: Collection[str] | None = None) -> None:
     for served in _SERVED:
         if served.has(FLAGS[served.flag].value):
             continue
-        for flag in map(FLAGS.__getitem__, served.names):
-            is_given = flag.present if given is None else flag.name in given
-            if is_given and flag.value != flag.default:
-                owners = f"{served.flag}={either(served.values)}"
-                raise misplaced(flag.name, served.flag, owners, given=flag.serialize(), use=use_one(served.values))
+        for flag in _changed(served.names, given):
+            owners = f"{served.flag}={either(served.values)}"
+            raise misplaced(flag.name, served.flag, owners, given=flag.serialize(), use=use_one(served.values))
+    for missing, names in _NEEDS:
+        for flag in _changed(names, given):
+            if why := missing():
+                raise UserError(f"{flag.serialize()} {why}, or omit --{flag.name}")
+
+
+def _changed(names: Collection[str], given: Collection[str] | None) -> Iterator[flags.Flag]:
+    """The flags among `names` that have another value than their default on the command line."""
+    for flag in map(FLAGS.__getitem__, names):
+        is_given = flag.present if given is None else flag.name in given
+        if is_given and flag.value != flag.default:
+            yield flag
 
 
 def misplaced(name: str, decider: str, owners: str, *, given: str = "", use: str = "use that") -> UserError:

@@ -21,11 +21,36 @@ REFUSED = {
     "images": (["--task=text", "--flip=alternating"], "--flip=alternating with", "=shapes, cifar10 or tfds:NAME"),
     "folder": (["--data_dir=a"], "--data_dir=a with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
     "memory": (["--task=text", "--cache_gib=1"], "--cache_gib=1.0 with --task=text", "=cifar10 or tfds:NAME"),
+    "no crops": (
+        ["--crop_padding=2"],
+        "--crop_padding=2 with --task=shapes: training images",
+        "use --augment, or",
+    ),
+    "no mirrors": (
+        ["--noaugment", "--flip=alternating"],
+        "--flip=alternating with --noaugment: training images are not augmented",
+        "use --augment, or omit --flip",
+    ),
+    "no decay": (
+        ["--weight_decay=0", "--decay_all"],
+        "--decay_all with --weight_decay=0: no weight decays",
+        "give for example --weight_decay=0.005, or omit --decay_all",
+    ),
+    "no decay by default": (["--optimizer=sgd", "--decay_all"], "--decay_all with --optimizer=sgd: no weight", ""),
+    "no verification": (["--verify_tolerance=0.1"], "--verify_tolerance=0.1 without --verify", "use --verify, or"),
     "sets": (["--image_size=8"], "--image_size=8 with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
 }
 TAKEN = {
     "defaults": ["--staleness=async", "--momentum=0.9", "--text_length=64", "--optimizer=adam"],
-    "a recipe's value": ["--recipe=cifar_fast", "--optimizer=adam", "--task=shapes", "--steps=2"],
+    "what augments": ["--augment", "--flip=alternating", "--crop_padding=2", "--crop_fill=reflect"],
+    "what decays": ["--optimizer=sgd", "--weight_decay=0.001", "--decay_all"],
+    "a recipe's value": [
+        "--recipe=cifar_fast",
+        "--optimizer=adam",
+        "--task=shapes",
+        "--weight_decay=0",
+        "--steps=2",
+    ],
 }
 
 
