@@ -36,7 +36,11 @@ def restored_trainer() -> Trainer:
       UserError: the directory holds no run, the run has no checkpoint, or a flag forbids reading one.
     """
     load_flags(FLAGS.directory)
-    for name, value in (("dry_run", FLAGS.dry_run), ("resume=never", FLAGS.resume == "never")):
+    for name, value in (
+        ("dry_run", FLAGS.dry_run),
+        ("verify", FLAGS.verify),
+        ("resume=never", FLAGS.resume == "never"),
+    ):
         if value:
             raise UserError(f"--{name} reads no checkpoint, but this program needs one: omit it")
     trainer = training.build_trainer(training.build_strategy(task_from_flags()))

@@ -82,10 +82,16 @@ def test_what_does_no_harm_passes(ends, name):
     [
         ("--text_examples=200", "has no checkpoint yet"),
         ("--flip=alternating", "--flip=alternating with --task=text: it belongs to --task=shapes"),
+        ("--learning_rate=0.1", "--learning_rate=0.1 has no effect, because this program does not train: omit it"),
+        ("--steps=8", "--steps=8 has no effect"),
+        ("--recipe=cifar_fast", "--recipe=cifar_fast has no effect"),
+        # As in the run: one set of flags may be for several programs.
+        ("--steps=9", "has no checkpoint yet"),
+        ("--verify", "--verify reads no checkpoint"),
     ],
 )
 def test_what_reads_a_run_asks_the_task_of_the_run(tmp_path, program, flag, said):
-    (tmp_path / "flags.txt").write_text("--task=text\n--model=transformer_tiny\n--batch_size=8\n")
+    (tmp_path / "flags.txt").write_text("--task=text\n--model=transformer_tiny\n--batch_size=8\n--steps=9\n")
     done = run_forked("-m", f"launch.{program}", "--directory=.", flag, cwd=tmp_path)
     (line,) = errors(done)
     assert done.code == 2
