@@ -50,6 +50,7 @@ def run(
     *,
     takes_command: bool = False,
     takes_operand: bool = False,
+    usage: str = "",
     trains: bool = True,
 ) -> None:
     """Runs `main` by absl's app.run. An error of `EXPECTED` becomes one line on stderr and its exit code.
@@ -63,6 +64,7 @@ def run(
       main: called with the program's name, followed by the operand or by the command's words, if there are any.
       takes_command: whether a command may follow a lone --.
       takes_operand: whether one argument without dashes is allowed.
+      usage: an example of a whole command line, for the error of a command without a lone --.
       trains: whether the same command resumes from a checkpoint if an earlier run has saved one.
     """
     _check_current_folder()
@@ -84,7 +86,7 @@ def run(
 
     # Without it Python's last collection takes 1.3 s after a short training (AMD EPYC, Zen 3).
     atexit.register(gc.freeze)
-    parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand)
+    parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand, usage=usage)
     try:
         with _ended_if_unwritten():
             app.run(guarded, flags_parser=parser)
@@ -164,10 +166,13 @@ def _check_current_folder() -> None:
         sys.exit(fail(f"the current folder can't be found ({error.strerror}): was it removed? cd to another one"))
 
 
-def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:
+def parse_flags(
+    arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False, usage: str = ""
+) -> list[str]:
     """Parses flags as absl does, but reports a mistake in one line; returns the other arguments."""
     end = arguments.index("--") if takes_command and "--" in arguments else len(arguments)
-    before = "; put -- before the command" if takes_command else ""
+    example = f", as in {usage}" if usage else ""
+    before = f"; put -- before the command{example}" if takes_command else ""
     try:
         rest = flags.FLAGS(arguments[:end])
     except flags.UnrecognizedFlagError as error:
