@@ -37,12 +37,28 @@ REFUSED = {
         "give for example --weight_decay=0.005, or omit --decay_all",
     ),
     "no decay by default": (["--optimizer=sgd", "--decay_all"], "--decay_all with --optimizer=sgd: no weight", ""),
+    "no device of parameters": (
+        ["--strategy=mirrored", "--parameter_device=cpu:1"],
+        "--parameter_device=cpu:1 with --strategy=mirrored: each tower's device has a copy of all parameters",
+        "use --strategy=towers, or omit --parameter_device",
+    ),
+    "no device of a pipeline's parameters": (
+        ["--strategy=pipeline", "--num_towers=1", "--parameter_device=cpu"],
+        "--parameter_device=cpu with --strategy=pipeline: each device of a tower",
+        "or omit --parameter_device",
+    ),
+    "no device of a ring's slices": (
+        ["--strategy=ring", "--grid=slice:2", "--parameter_device=cpu:1"],
+        "--parameter_device=cpu:1 with --strategy=ring: each device of a tower",
+        "or omit --parameter_device",
+    ),
     "no verification": (["--verify_tolerance=0.1"], "--verify_tolerance=0.1 without --verify", "use --verify, or"),
     "sets": (["--image_size=8"], "--image_size=8 with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
 }
 TAKEN = {
     "defaults": ["--staleness=async", "--momentum=0.9", "--text_length=64", "--optimizer=adam"],
     "what augments": ["--augment", "--flip=alternating", "--crop_padding=2", "--crop_fill=reflect"],
+    "a device of parameters": ["--parameter_device=cpu:1"],
     "what decays": ["--optimizer=sgd", "--weight_decay=0.001", "--decay_all"],
     "a recipe's value": [
         "--recipe=cifar_fast",

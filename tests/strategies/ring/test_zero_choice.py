@@ -39,8 +39,8 @@ def test_tensorflows_engine_refuses_it_in_one_line():
 @pytest.mark.parametrize(
     "argument, instead",
     [
-        ("parameter_device='sharded'", "parameter_device='cpu'"),
-        ("offload='optimizer'", "omit"),
+        ("parameter_device='sharded'", "use that, or omit parameter_device"),
+        ("offload='optimizer'", "use that, or omit offload"),
     ],
 )
 def test_what_a_ring_has_not_is_refused(argument, instead):
