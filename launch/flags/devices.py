@@ -76,8 +76,8 @@ flags.DEFINE_string(
     "their optimizer state, updates it, and sends it to the others in every step. replicated: each tower's device "
     "has a copy of all parameters and optimizer state, and computes every update. Both only with "
     "--strategy=towers. Use sharded if one device can't hold the optimizer state, replicated if sending "
-    "parameters in every step costs time, as between GPUs. Not with --strategy=mirrored, whose devices have copies, "
-    "nor with towers of several devices, of which each has its part.",
+    "parameters in every step costs time, as between GPUs. Not with --strategy=mirrored, whose devices have "
+    "copies, nor with towers of several devices, of which each has its part.",
 )
 flags.DEFINE_integer(
     "zero",
