@@ -11,6 +11,11 @@ REFUSED = {
         "--staleness=2 with --strategy=mirrored",
         "=ps; use that",
     ),
+    "a time": (
+        ["--strategy=ring", "--worker_timeout_seconds=9"],
+        "--worker_timeout_seconds=9.0 with",
+        "=ps; use that",
+    ),
     "a truth": (["--staleness_aware"], "--staleness_aware with --strategy=towers", "=ps; use that, or omit"),
     "of two": (["--engine=own"], "--engine=own with --strategy=towers", "=ring or ps; use one of these"),
     "list": (["--worker_shares=2,1"], "--worker_shares=2,1 with --strategy=towers", "=ring; use that"),
