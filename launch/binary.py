@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 from absl import app, flags
 
@@ -50,6 +50,7 @@ def run(
     *,
     takes_command: bool = False,
     takes_operand: bool = False,
+    usage: str = "",
     trains: bool = True,
     after_parsing: Callable[[], None] = lambda: None,
 ) -> None:
@@ -64,6 +65,7 @@ def run(
       main: called with the program's name, followed by the operand or by the command's words, if there are any.
       takes_command: whether a command may follow a lone --.
       takes_operand: whether one argument without dashes is allowed.
+      usage: an example of a whole command line, for the error of a command without a lone --.
       trains: whether the same command resumes from a checkpoint if an earlier run has saved one.
       after_parsing: called once the command line is parsed, before devices are configured: it may set other flags.
     """
@@ -87,7 +89,11 @@ def run(
     # Without it Python's last collection takes 1.3 s after a short training (AMD EPYC, Zen 3).
     atexit.register(gc.freeze)
     parser = functools.partial(
-        _parse_flags, takes_command=takes_command, takes_operand=takes_operand, after_parsing=after_parsing
+        _parse_flags,
+        takes_command=takes_command,
+        takes_operand=takes_operand,
+        usage=usage,
+        after_parsing=after_parsing,
     )
     try:
         with _ended_if_unwritten():
@@ -168,9 +174,12 @@ def _check_current_folder() -> None:
         sys.exit(fail(f"the current folder can't be found ({error.strerror}): was it removed? cd to another one"))
 
 
-def _parse_flags(arguments: list[str], *, after_parsing: Callable[[], None], **kinds: bool) -> list[str]:
+def _parse_flags(arguments: list[str], *, after_parsing: Callable[[], None], **options: Any) -> list[str]:
     """As `parse_flags`, then calls `after_parsing`, whose errors end the program in one line too."""
-    rest = parse_flags(arguments, **kinds)
+    rest = parse_flags(arguments, **options)
+    # Then absl ends the program once `app.run` gets the rest.
+    if flags.FLAGS.only_check_args:
+        return rest
     try:
         after_parsing()
     except EXPECTED as error:
@@ -178,10 +187,13 @@ def _parse_flags(arguments: list[str], *, after_parsing: Callable[[], None], **k
     return rest
 
 
-def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:
+def parse_flags(
+    arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False, usage: str = ""
+) -> list[str]:
     """Parses flags as absl does, but reports a mistake in one line; returns the other arguments."""
     end = arguments.index("--") if takes_command and "--" in arguments else len(arguments)
-    before = "; put -- before the command" if takes_command else ""
+    example = f", as in {usage}" if usage else ""
+    before = f"; put -- before the command{example}" if takes_command else ""
     try:
         rest = flags.FLAGS(arguments[:end])
     except flags.UnrecognizedFlagError as error:

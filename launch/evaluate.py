@@ -40,7 +40,11 @@ def load_run() -> None:
       UserError: as `load_flags`, or a flag forbids reading a checkpoint.
     """
     load_flags(FLAGS.directory)
-    for name, value in (("dry_run", FLAGS.dry_run), ("resume=never", FLAGS.resume == "never")):
+    for name, value in (
+        ("dry_run", FLAGS.dry_run),
+        ("verify", FLAGS.verify),
+        ("resume=never", FLAGS.resume == "never"),
+    ):
         if value:
             raise UserError(f"--{name} reads no checkpoint, but this program needs one: omit it")
 

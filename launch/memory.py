@@ -149,9 +149,17 @@ def _configured() -> Devices:
     """Checks the flags together and configures the devices, as `launch.training`, which would join the cluster."""
     apply_recipe()
     check_belonging()
+    _name_flags_of_runs()
     devices = devices_from_flags()
     resolve_precision(devices)
     return devices
+
+
+def _name_flags_of_runs() -> None:
+    """Says which flags on the command line change nothing here; one set of flags may be for launch.train too."""
+    given = [f"--{flag.name}" for flag in FLAGS.get_flags_for_module("launch.flags.run") if flag.present]
+    if given and not FLAGS.measure_here:
+        binary.note(f"{', '.join(given)}: a step's memory does not depend on the run's length, files and reports")
 
 
 def _placed(task: Task, devices: Devices, options: StepOptions) -> Devices:

@@ -96,7 +96,7 @@ def cli() -> None:
     """Console script: an action and flags, then -- and the command that each task runs."""
     _define_flags()
     action = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
-    binary.run(lambda arguments: main(action, arguments[1:]), takes_command=True, trains=False)
+    binary.run(lambda arguments: main(action, arguments[1:]), takes_command=True, usage=_USAGE, trains=False)
 
 
 if __name__ == "__main__":

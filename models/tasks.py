@@ -67,6 +67,11 @@ def networks_of(task: str) -> tuple[str, ...]:
     return _WITHOUT_IMAGES[task].names if task in _WITHOUT_IMAGES else network_names()
 
 
+def is_augmented(task: str, augment: bool | None) -> bool:
+    """Whether the training images of the task called `task` are augmented; `augment` as for `build_task`."""
+    return task != "shapes" if augment is None else augment
+
+
 def build_task(
     name: str,
     *,
@@ -130,7 +135,7 @@ def build_task(
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
         seed=seed,
-        augment=name != "shapes" if augment is None else augment,
+        augment=is_augmented(name, augment),
         crop_padding=crop_padding,
         crop_fill=crop_fill,
         flip=flip,

@@ -41,6 +41,7 @@ class _Mode:
         these, or none; '' if a tower is one device. `build` takes the arguments in `OPTIONS_BY_AXIS` for it.
       exchanges_statistics: whether the towers of a process exchange synced batch statistics.
       repeats: whether one execution of a graph can have several steps.
+      has_parameter_device: whether towers of one device each leave a choice where the parameters are.
     """
 
     build: Callable[..., Strategy]
@@ -49,6 +50,7 @@ class _Mode:
     divides: str = ""
     exchanges_statistics: bool = False
     repeats: bool = False
+    has_parameter_device: bool = True
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ _MODES = {
         exchanges_statistics=True,
         repeats=True,
     ),
-    "mirrored": _Mode(mirrored_strategy),
+    "mirrored": _Mode(mirrored_strategy, has_parameter_device=False),
     "ring": _Mode(
         ring_strategy, cluster_kind="ring", spreads=("zero=",), divides=ON_REQUEST, exchanges_statistics=True
     ),
@@ -106,6 +108,15 @@ def exchanges_statistics(name: str) -> bool:
       UserError: unknown name.
     """
     return _mode(name).exchanges_statistics
+
+
+def has_parameter_device(name: str) -> bool:
+    """Whether the strategy, if its towers are single devices, uses the device that is chosen for the parameters.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).has_parameter_device
 
 
 def build_strategy(
@@ -190,9 +201,9 @@ def check_spread(name: str, argument: str) -> None:
     """
     if argument and not argument.startswith(_mode(name).spreads):
         able = [repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads)]
-        instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
         raise UserError(
-            f"{argument} with strategy {name!r}: only {either(able)} can; {use_one(able)}, or {instead}"
+            f"{argument} with strategy {name!r}: only {either(able)} can; {use_one(able)}, or omit "
+            f"{argument.partition('=')[0]}"
         )
 
 

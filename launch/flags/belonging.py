@@ -1,6 +1,7 @@
-"""Refuses flags that have no effect, because another flag has none of the values that use them."""
+"""Refuses flags that have no effect with the values of the others."""
 
 import dataclasses
+from collections.abc import Callable, Collection, Iterator
 
 from absl import flags
 
@@ -22,11 +23,24 @@ class _Served:
 
 
 _SERVED: list[_Served] = []
+# Functions that say why flags have no effect, each with the names of these flags.
+_NEEDS: list[tuple[Callable[[], str], tuple[str, ...]]] = []
 
 
 def serves(flag: str, values: tuple[str, ...], *names: str) -> None:
     """Notes that flags `names` have an effect only if `flag` has one of `values`; tfds:NAME is any tfds:... ."""
     _SERVED.append(_Served(flag, values, names))
+
+
+def needs(missing: Callable[[], str], *names: str) -> None:
+    """Notes that flags `names` have an effect only under a condition.
+
+    Args:
+      missing: called once all flags are known; returns '' if the flags have an effect, otherwise why not and what
+        to type, as the rest of a line that begins with the flag.
+      names: names of the flags.
+    """
+    _NEEDS.append((missing, names))
 
 
 def unserved(flag: str, value: str) -> list[str]:
@@ -45,10 +59,18 @@ def check_belonging() -> None:
     for served in _SERVED:
         if served.has(FLAGS[served.flag].value):
             continue
-        for flag in map(FLAGS.__getitem__, served.names):
-            if flag.present and flag.value != flag.default:
-                owners = f"{served.flag}={either(served.values)}"
-                raise misplaced(flag.name, served.flag, owners, given=flag.serialize(), use=use_one(served.values))
+        for flag in _changed(served.names):
+            owners = f"{served.flag}={either(served.values)}"
+            raise misplaced(flag.name, served.flag, owners, given=flag.serialize(), use=use_one(served.values))
+    for missing, names in _NEEDS:
+        for flag in _changed(names):
+            if why := missing():
+                raise UserError(f"{flag.serialize()} {why}, or omit --{flag.name}")
+
+
+def _changed(names: Collection[str]) -> Iterator[flags.Flag]:
+    """The flags among `names` that have another value than their default on the command line."""
+    return (flag for flag in map(FLAGS.__getitem__, names) if flag.present and flag.value != flag.default)
 
 
 def misplaced(name: str, decider: str, owners: str, *, given: str = "", use: str = "use that") -> UserError:

@@ -6,10 +6,10 @@ import os
 from absl import flags
 
 from launch import binary
-from launch.flags.belonging import serves
+from launch.flags.belonging import needs, serves
 from launch.flags.branches import branched_grid
 from launch.flags.checks import at_least_zero, listed_in_help, number_of_threads, positive
-from launch.flags.grid import grid_from_flags
+from launch.flags.grid import divided_by, grid_from_flags
 from launch.flags.pipeline import num_stage_devices
 from launch.flags.slices import sliced_grid
 from launch.health.missing_gpus import missing_gpus
@@ -17,14 +17,31 @@ from launch.membership.shared_cores import processes_here
 from launch.membership.shared_gpus import OwnGpus, own_gpus
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import SERVER, Cluster
-from strategies.registry import check_spread, cluster_kind, exchanges_statistics, strategy_names
+from strategies.registry import (
+    check_spread,
+    cluster_kind,
+    exchanges_statistics,
+    has_parameter_device,
+    strategy_names,
+)
 from towers.device_setup import KINDS, configure_devices, physical_gpus
 from towers.devices import AUTOMATIC, Devices, spread_by
-from towers.errors import UserError
 from towers.hardware.cores import input_threads, num_cores
 from towers.hardware.cpu_instructions import AVX2, ONEDNN_LIMIT, cpu_instructions
 
 FLAGS = flags.FLAGS
+
+
+def _no_parameter_device() -> str:
+    """Why --parameter_device has no effect; '' if it has one."""
+    if divided_by() is not None:
+        where = "each device of a tower has the parameters of its part of the model"
+    elif not has_parameter_device(FLAGS.strategy):
+        where = "each tower's device has a copy of all parameters"
+    else:
+        return ""
+    return f"with --strategy={FLAGS.strategy}: {where}; use --strategy=towers"
+
 
 flags.DEFINE_string(
     "strategy",
@@ -59,7 +76,8 @@ flags.DEFINE_string(
     "their optimizer state, updates it, and sends it to the others in every step. replicated: each tower's device "
     "has a copy of all parameters and optimizer state, and computes every update. Both only with "
     "--strategy=towers. Use sharded if one device can't hold the optimizer state, replicated if sending "
-    "parameters in every step costs time, as between GPUs.",
+    "parameters in every step costs time, as between GPUs. Not with --strategy=mirrored, whose devices have "
+    "copies, nor with towers of several devices, of which each has its part.",
 )
 flags.DEFINE_integer(
     "zero",
@@ -115,6 +133,7 @@ flags.DEFINE_integer(
     "same. Not with --accumulation, --deterministic, nor --batch_stats=synced of several towers.",
 )
 serves("strategy", ("towers",), "steps_per_execution")
+needs(_no_parameter_device, "parameter_device")
 at_least_zero("steps_per_execution")
 positive("num_towers")
 number_of_threads("threads_per_tower")
@@ -130,8 +149,6 @@ def devices_from_flags() -> Devices:
     # Each refuses its own flags with another strategy, so both are called.
     sliced, branched = sliced_grid(), branched_grid()
     grid = sliced or branched or grid_from_flags(num_stage_devices())
-    if grid is not None:
-        _check_no_single_device()
     devices = configure_devices(
         num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
         kind=kind,
@@ -149,16 +166,6 @@ def devices_from_flags() -> Devices:
     )
     _separate_pools(devices)
     return devices if grid is None else devices.grouped(grid.groups(devices.towers))
-
-
-def _check_no_single_device() -> None:
-    """Raises UserError if one device is chosen for parameters that are on all devices of a grid."""
-    given = FLAGS.parameter_device
-    if given.strip().lower().startswith(("cpu:", "gpu:")):
-        raise UserError(
-            f"--parameter_device={given} with --strategy={FLAGS.strategy}: each device of a tower has the "
-            "parameters of its part of the model; omit --parameter_device"
-        )
 
 
 def _cores_per_tower(spread: str) -> int:

@@ -6,6 +6,7 @@ import pathlib
 
 from absl import flags
 
+from launch.flags.belonging import needs
 from launch.flags.checks import listed_in_help, positive
 from launch.flags.paths import define_path
 from launch.messages.in_flags import in_flags
@@ -98,6 +99,10 @@ positive(
     "evaluate_every_steps",
     "report_every_steps",
     "verify_tolerance",
+)
+needs(
+    lambda: "" if FLAGS.verify else "without --verify, which alone uses it: use --verify",
+    *("verify_precision", "verify_tolerance"),
 )
 listed_in_help(__name__)
 

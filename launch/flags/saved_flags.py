@@ -1,7 +1,7 @@
 """The flags of a run, saved in its directory as flags.txt for `launch.evaluate` and `launch.export`."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from absl import flags
 
@@ -49,6 +49,17 @@ _REPLACED_BY = {
 # Flags of training alone. They may exclude other flags that the command line overrides. The values of a recipe are
 # saved as those of the flags that it set.
 _OF_TRAINING = ("steps_per_execution", "recipe")
+# Flags that change nothing in a program that reads a checkpoint.
+_WITHOUT_EFFECT = (
+    *_OF_TRAINING,
+    *("steps", "epochs", "on_nan", "recompute"),
+    *("augment", "crop_padding", "crop_fill", "flip"),
+    *("learning_rate", "schedule", "warmup_steps", "boundaries", "decay_factor"),
+    *("momentum", "adam_beta_1", "adam_beta_2", "weight_decay", "decay_all", "norm_bias_rate_factor"),
+    *("clip_value", "clip_norm", "clip_global_norm"),
+    *("checkpoint_every_seconds", "checkpoint_every_steps", "keep_checkpoints", "report_every_steps"),
+    *("evaluate_every_epochs", "evaluate_every_steps", "profile_steps", "timeline_steps"),
+)
 
 
 def flag_settings() -> Mapping[str, object]:
@@ -71,10 +82,13 @@ def save_flags(directory: pathlib.Path) -> None:
     for name in flag_settings():
         value = absolute_value(FLAGS[name])
         if value is not None and value != [] and name not in _NOT_SAVED:
-            text = ",".join(map(str, value)) if isinstance(value, list) else value
-            lines.append(f"--{name}={text}\n")
+            lines.append(f"--{name}={_text(value)}\n")
     with writing(directory / FLAG_FILE):
         write_atomically(directory / FLAG_FILE, "".join(lines))
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 class SavedFlags(Callback):
@@ -94,8 +108,9 @@ def load_flags(directory: str | None) -> None:
     that this version lacks are left out, with a warning. Call this before devices are configured.
 
     Raises:
-      UserError: `directory` is None or empty, or holds no run, or one of a program without flags of tasks; or its
-        flags.txt can't be read, or a value in it is wrong.
+      UserError: `directory` is None or empty, or holds no run, or one of a program without flags of tasks; its
+        flags.txt can't be read, or a value in it is wrong; or a flag on the command line has no effect without
+        training.
     """
     if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
@@ -127,6 +142,7 @@ def load_flags(directory: str | None) -> None:
                 raise UserError(f"{path}: {error}; correct this line, or give --{name} here too") from error
             # It is not on the command line, which `present` means elsewhere.
             FLAGS[name].present = 0
+    _check_effect(given, saved)
 
 
 def _warn_of_unknown(path: pathlib.Path, unknown: Mapping[str, str]) -> None:
@@ -134,6 +150,16 @@ def _warn_of_unknown(path: pathlib.Path, unknown: Mapping[str, str]) -> None:
     if unknown:
         named = ", ".join(f"--{name}={value}" for name, value in unknown.items())
         binary.warn(f"{path}: this version has no {named}; left out")
+
+
+def _check_effect(given: Collection[str], saved: Mapping[str, str]) -> None:
+    """Raises UserError if a flag of training alone has another value on the command line than in the run."""
+    for flag in (FLAGS[name] for name in _WITHOUT_EFFECT if name in given):
+        if flag.value != flag.default and _text(flag.value) != saved.get(flag.name):
+            raise UserError(
+                f"{flag.serialize()} has no effect, because this program does not train: omit it, or give it to "
+                "launch.train"
+            )
 
 
 def saved_precision(directory: pathlib.Path | None) -> str | None:

@@ -84,7 +84,7 @@ serves(
     "strategy",
     ("ps",),
     *("staleness", "backup_workers", "staleness_aware", "prefetch_parameters", "steps_per_closure"),
-    *("sparse_updates", "admit_anyone"),
+    *("sparse_updates", "admit_anyone", "worker_timeout_seconds"),
 )
 listed_in_help(__name__)
 

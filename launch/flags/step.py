@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from launch.flags.belonging import serves
+from launch.flags.belonging import needs, serves
 from launch.flags.checks import at_least_zero, listed_in_help, positive
 from towers.batch_stats import POLICIES
 from towers.errors import UserError
@@ -29,6 +29,19 @@ _RULES: dict[str, Callable[..., UpdateRule]] = {
 # Peak rates and decays that suit the built-in networks, which have batch norm, with batches of about 128 examples.
 _DEFAULT_RATES = {"sgd": 0.2, "momentum": 0.05, "nesterov": 0.05, "adam": 2e-3, "adamw": 2e-3, "muon": 0.02}
 _DEFAULT_DECAYS = {"sgd": 0.0, "momentum": 5e-3, "nesterov": 5e-3, "adam": 0.0, "adamw": 5e-3, "muon": 0.015}
+
+
+def _weight_decay() -> float:
+    return _DEFAULT_DECAYS[FLAGS.optimizer] if FLAGS.weight_decay is None else FLAGS.weight_decay
+
+
+def _no_decay() -> str:
+    """Why --decay_all has no effect; '' if it has one."""
+    if _weight_decay():
+        return ""
+    decider = f"optimizer={FLAGS.optimizer}" if FLAGS.weight_decay is None else "weight_decay=0"
+    return f"with --{decider}: no weight decays; give for example --weight_decay=0.005"
+
 
 flags.DEFINE_enum(
     "optimizer", "nesterov", tuple(_RULES), "Update rule. nesterov: SGD with Nesterov momentum. sgd: no momentum."
@@ -175,6 +188,7 @@ at_least_zero("learning_rate", "weight_decay", "warmup_steps", "seed")
 serves("optimizer", ("momentum", "nesterov", "muon"), "momentum")
 serves("optimizer", ("adam", "adamw"), "adam_beta_1", "adam_beta_2")
 serves("schedule", ("piecewise",), "boundaries", "decay_factor")
+needs(_no_decay, "decay_all")
 listed_in_help(__name__)
 
 
@@ -198,8 +212,9 @@ def options_from_flags(num_steps: int) -> StepOptions:
 
 def rule_from_flags(num_steps: int) -> UpdateRule:
     """The update rule of --optimizer, wrapped in ScaledRates and Lookahead if their flags are given."""
-    decay = _DEFAULT_DECAYS[FLAGS.optimizer] if FLAGS.weight_decay is None else FLAGS.weight_decay
-    rule = _RULES[FLAGS.optimizer](weight_decay=decay, decays=everything if FLAGS.decay_all else matrices_only)
+    rule = _RULES[FLAGS.optimizer](
+        weight_decay=_weight_decay(), decays=everything if FLAGS.decay_all else matrices_only
+    )
     if FLAGS.norm_bias_rate_factor != 1:
         rule = ScaledRates(rule=rule, factor=FLAGS.norm_bias_rate_factor)
     if FLAGS.lookahead_every is not None:

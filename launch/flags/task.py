@@ -4,7 +4,7 @@ import math
 
 from absl import flags
 
-from launch.flags.belonging import serves
+from launch.flags.belonging import needs, serves
 from launch.flags.checks import listed_in_help, number_of_threads, positive
 from launch.flags.devices import own_input_threads
 from launch.flags.paths import define_path
@@ -12,7 +12,7 @@ from models.data.augment import FILLS, FLIPS
 from models.data.drawn_clicks import DrawnClicks
 from models.data.drawn_text import DrawnText
 from models.data.tfds_images import NotPrepared, NotReadableByRecord
-from models.tasks import CLICKS, TEXT, build_task, default_network, networks_of, task_names
+from models.tasks import CLICKS, TEXT, build_task, default_network, is_augmented, networks_of, task_names
 from towers.errors import UserError
 from towers.task import Task
 
@@ -20,6 +20,15 @@ FLAGS = flags.FLAGS
 # A larger value would be no limit, and its number of bytes might overflow a float.
 _MOST_GIB = 2.0**30
 _IMAGE_TASKS = tuple(task for task in task_names() if task not in (CLICKS, TEXT))
+
+
+def _no_augmentation() -> str:
+    """Why the flags of augmentation have no effect; '' if they have one."""
+    if is_augmented(FLAGS.task, FLAGS.augment):
+        return ""
+    decider = f"task={FLAGS.task}" if FLAGS.augment is None else "noaugment"
+    return f"with --{decider}: training images are not augmented; use --augment"
+
 
 flags.DEFINE_string(
     "task",
@@ -115,6 +124,7 @@ serves("task", (CLICKS,), "click_tables", "click_rows", "click_width", "click_ex
 serves("task", (TEXT,), "text_tokens", "text_length", "text_examples", "text_dropout")
 serves("task", _IMAGE_TASKS, "augment", "crop_padding", "crop_fill", "flip", "label_smoothing")
 serves("task", tuple(task for task in _IMAGE_TASKS if task != "shapes"), "image_size", "data_dir", "cache_gib")
+needs(_no_augmentation, "crop_padding", "crop_fill", "flip")
 listed_in_help(__name__)
 
 

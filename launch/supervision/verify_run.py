@@ -30,7 +30,7 @@ def verify(task: Task, strategy: Strategy) -> int:
     good = largest <= FLAGS.verify_tolerance
     if strategy.keeps_files:
         towers = f"{strategy.num_towers} tower{'' if strategy.num_towers == 1 else 's'}"
-        print(f"{strategy.name} with {towers} compared with {how}, {STEPS} steps:")
+        print(f"{strategy.name} with {towers} compared with {how}, {STEPS} steps in {FLAGS.verify_precision}:")
         for difference in found[:_SHOWN_DIFFERENCES]:
             print(f"  {difference.relative:.2e}  {difference.kind}/{difference.name}")
         print(

@@ -20,7 +20,7 @@ from strategies.ring.grouped import decided_by_first
 from strategies.ring.placements import ring_placement
 from strategies.ring.zero.gathered_towers import gathered_towers
 from strategies.ring.zero.worker_units import WorkerUnits
-from towers.devices import Devices
+from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.exchange import TowerExchange
 from towers.input.tower_parts import TowerParts
@@ -52,11 +52,21 @@ def choose_ring_engine(
     needs_own = ["all_reduce=tcp"] if ring.options.wire.algorithm == "tcp" else []
     if devices.zero:
         needs_own.append(f"zero={devices.zero}")
+    elif towers is None and not _is_served(devices):
+        needs_own.append(f"parameter_device={devices.settings['parameter_device']}")
     if towers is not None:
         needs_own.append(f"towers of {len(towers.devices.groups[0])} devices")
     if len(set(np.ravel(counts))) > 1:
         needs_own.append(f"workers with {', '.join(map(str, np.ravel(counts)))} GPUs")
     return choose_engine(ring.options.engine, needs_own, TENSORFLOWS_CARRIER)
+
+
+def _is_served(devices: Devices) -> bool:
+    """Whether TensorFlow's engine, whose replicas have the parameters, serves this parameter device.
+
+    The host is also the default; the device of a worker's only tower is that of its replica.
+    """
+    return devices.parameters == HOST or devices.towers == (devices.parameters,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

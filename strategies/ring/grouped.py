@@ -53,10 +53,13 @@ def grouped_towers_of(
             "alone; use zero=3, or towers of one device"
         )
     if wire.algorithm not in ("auto", "tcp") or "CPU" not in devices.parameters:
-        what = f"all_reduce={wire.algorithm!r}" if "CPU" in devices.parameters else "parameters on a GPU"
+        on_cpu = "CPU" in devices.parameters
+        what, instead = (
+            (f"all_reduce={wire.algorithm!r}", "all_reduce='tcp'") if on_cpu else ("GPUs", "tower_device='cpu'")
+        )
         raise UserError(
             f"{what} with towers of several devices on a ring: their devices exchange gradients over TCP; use "
-            "all_reduce='tcp' and parameter_device='cpu'"
+            f"{instead}, or towers of one device"
         )
     ((axis, own),) = given.items()
     return _TOWERS[axis](task, devices, options, own)

@@ -88,7 +88,9 @@ class Advised:
         """The flags of the training, of which a dry run replaces some."""
         names = [flag.partition("=")[0] for flag in self.training[1:]]
         kept = [flag for flag, name in zip(self.training[1:], names, strict=True) if name not in REPLACED]
-        return (*kept, *(CLICKS if "--task=clicks" in self.training else IMAGES), *DRY)
+        # Shapes replace images that are augmented.
+        augment = ("--augment",) if "--task=cifar10" in self.training else ()
+        return (*kept, *(CLICKS if "--task=clicks" in self.training else (*IMAGES, *augment)), *DRY)
 
 
 def advised_in(text: str) -> list[Advised]:

@@ -26,13 +26,16 @@ CALLS = {
     "no directory": ["script", "--", "python", "train.py"],
 }
 REFUSED = {
-    "flags before the action": ("'script' is no flag",),
+    "flags before the action": ("'script' is no flag", "as in python -m launch.slurm script --nodes=2 -- "),
     "nothing": ("no action given", "script --nodes=2 --"),
     "another action": ("unknown action 'submit'", "'script'"),
     "no nodes": ("--nodes=0", "above 0"),
     "no command": ("no command given", "after --"),
     "nothing behind the dashes": ("no command given", "after --"),
-    "a command without dashes": ("'train.py' is no flag",),
+    "a command without dashes": (
+        "'train.py' is no flag",
+        "put -- before the command, as in python -m launch.slurm script ",
+    ),
     "a file that is there": ("--output=/dev/null", "is not overwritten"),
     "a file that cannot be": ("--output=nowhere/train.sbatch", "cannot write the file"),
     "no directory": ("python train.py", "--directory"),

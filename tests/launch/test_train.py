@@ -141,7 +141,7 @@ def test_verify(tmp_path):
     good = run_forked("-m", "launch.train", *flags, "--verify", "--precision=auto", cwd=tmp_path)
     assert good.code == 0, good.err
     assert "train: note: --precision=auto: " in good.err
-    assert "towers with 2 towers compared with one device, each batch undivided, 20 steps:" in good.out
+    assert "towers with 2 towers compared with one device, each batch undivided, 20 steps in float64:" in good.out
     assert "\nverified: largest " in good.out
     bad = run_forked("-m", "launch.train", *flags, "--verify", "--verify_tolerance=1e-30", cwd=tmp_path)
     assert bad.code == 3, bad.err

@@ -10,6 +10,8 @@ from towers.errors import UserError
 from towers.pipeline.action import Action, Kind
 from towers.pipeline.schedule import Schedule
 
+INTERLEAVED = "interleaved"
+
 
 def build(name: str, *, num_devices: int, num_stages: int, num_microbatches: int) -> Schedule:
     """The schedule of this name. Stage i is on device i % num_devices.
@@ -129,7 +131,7 @@ _ONE_STAGE_A_DEVICE: dict[str, Callable[[int, int], Schedule]] = {
     "1f1b": one_forward_one_backward,
     "zb_h1": zb_h1,
 }
-_SEVERAL_STAGES_A_DEVICE: dict[str, Callable[[int, int, int], Schedule]] = {"interleaved": interleaved}
+_SEVERAL_STAGES_A_DEVICE: dict[str, Callable[[int, int, int], Schedule]] = {INTERLEAVED: interleaved}
 NAMES = (*_ONE_STAGE_A_DEVICE, *_SEVERAL_STAGES_A_DEVICE)
 
 

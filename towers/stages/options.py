@@ -63,6 +63,12 @@ class PipelineOptions:
         """
         if isinstance(self.schedule, str):
             stages = self.stages or num_devices
+            if self.schedule == builders.INTERLEAVED and stages == num_devices:
+                raise UserError(
+                    f"schedule={self.schedule} with {stages} stages on {num_devices} devices: with one stage on "
+                    f"each it interleaves nothing; use stages={2 * stages} with grid='stage:{num_devices}', or "
+                    "schedule=1f1b"
+                )
             return builders.build(
                 self.schedule,
                 num_devices=num_devices,

@@ -11,6 +11,11 @@ REFUSED = {
         "--staleness=2 with --strategy=mirrored",
         "=ps; use that",
     ),
+    "a time": (
+        ["--strategy=ring", "--worker_timeout_seconds=9"],
+        "--worker_timeout_seconds=9.0 with",
+        "=ps; use that",
+    ),
     "a truth": (["--staleness_aware"], "--staleness_aware with --strategy=towers", "=ps; use that, or omit"),
     "of two": (["--engine=own"], "--engine=own with --strategy=towers", "=ring or ps; use one of these"),
     "list": (["--worker_shares=2,1"], "--worker_shares=2,1 with --strategy=towers", "=ring; use that"),
@@ -21,11 +26,52 @@ REFUSED = {
     "images": (["--task=text", "--flip=alternating"], "--flip=alternating with", "=shapes, cifar10 or tfds:NAME"),
     "folder": (["--data_dir=a"], "--data_dir=a with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
     "memory": (["--task=text", "--cache_gib=1"], "--cache_gib=1.0 with --task=text", "=cifar10 or tfds:NAME"),
+    "no crops": (
+        ["--crop_padding=2"],
+        "--crop_padding=2 with --task=shapes: training images",
+        "use --augment, or",
+    ),
+    "no mirrors": (
+        ["--noaugment", "--flip=alternating"],
+        "--flip=alternating with --noaugment: training images are not augmented",
+        "use --augment, or omit --flip",
+    ),
+    "no decay": (
+        ["--weight_decay=0", "--decay_all"],
+        "--decay_all with --weight_decay=0: no weight decays",
+        "give for example --weight_decay=0.005, or omit --decay_all",
+    ),
+    "no decay by default": (["--optimizer=sgd", "--decay_all"], "--decay_all with --optimizer=sgd: no weight", ""),
+    "no device of parameters": (
+        ["--strategy=mirrored", "--parameter_device=cpu:1"],
+        "--parameter_device=cpu:1 with --strategy=mirrored: each tower's device has a copy of all parameters",
+        "use --strategy=towers, or omit --parameter_device",
+    ),
+    "no device of a pipeline's parameters": (
+        ["--strategy=pipeline", "--num_towers=1", "--parameter_device=cpu"],
+        "--parameter_device=cpu with --strategy=pipeline: each device of a tower",
+        "or omit --parameter_device",
+    ),
+    "no device of a ring's slices": (
+        ["--strategy=ring", "--grid=slice:2", "--parameter_device=cpu:1"],
+        "--parameter_device=cpu:1 with --strategy=ring: each device of a tower",
+        "or omit --parameter_device",
+    ),
+    "no verification": (["--verify_tolerance=0.1"], "--verify_tolerance=0.1 without --verify", "use --verify, or"),
     "sets": (["--image_size=8"], "--image_size=8 with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
 }
 TAKEN = {
     "defaults": ["--staleness=async", "--momentum=0.9", "--text_length=64", "--optimizer=adam"],
-    "a recipe's value": ["--recipe=cifar_fast", "--optimizer=adam", "--task=shapes", "--steps=2"],
+    "what augments": ["--augment", "--flip=alternating", "--crop_padding=2", "--crop_fill=reflect"],
+    "a device of parameters": ["--parameter_device=cpu:1"],
+    "what decays": ["--optimizer=sgd", "--weight_decay=0.001", "--decay_all"],
+    "a recipe's value": [
+        "--recipe=cifar_fast",
+        "--optimizer=adam",
+        "--task=shapes",
+        "--weight_decay=0",
+        "--steps=2",
+    ],
 }
 
 
@@ -56,11 +102,17 @@ def test_what_does_no_harm_passes(ends, name):
     "flag, said",
     [
         ("--text_examples=200", "has no checkpoint yet"),
-        ("--flip=alternating", "--flip=alternating with --task=text: it belongs to --task=shapes"),
+        ("--image_size=64", "--image_size=64 with --task=text: it belongs to --task=cifar10"),
+        ("--learning_rate=0.1", "--learning_rate=0.1 has no effect, because this program does not train: omit it"),
+        ("--steps=8", "--steps=8 has no effect"),
+        ("--recipe=cifar_fast", "--recipe=cifar_fast has no effect"),
+        # As in the run: one set of flags may be for several programs.
+        ("--steps=9", "has no checkpoint yet"),
+        ("--verify", "--verify reads no checkpoint"),
     ],
 )
 def test_what_reads_a_run_asks_the_task_of_the_run(tmp_path, program, flag, said):
-    (tmp_path / "flags.txt").write_text("--task=text\n--model=transformer_tiny\n--batch_size=8\n")
+    (tmp_path / "flags.txt").write_text("--task=text\n--model=transformer_tiny\n--batch_size=8\n--steps=9\n")
     done = run_forked("-m", f"launch.{program}", "--directory=.", flag, cwd=tmp_path)
     (line,) = errors(done)
     assert done.code == 2

@@ -43,13 +43,6 @@ def test_slices_refuse_the_flags_of_branches_and_the_reverse(monkeypatch, settin
         configured(monkeypatch, settings)
 
 
-@pytest.mark.parametrize("settings", [{"strategy": "pipeline"}, {"strategy": "ring", "grid": "slice:2"}], ids=str)
-def test_one_device_for_the_parameters_of_several(monkeypatch, settings):
-    configured(monkeypatch, {"parameter_device": "cpu:1"})
-    with refused("--parameter_device=cpu:1 with --strategy=", "omit --parameter_device"):
-        configured(monkeypatch, {**settings, "parameter_device": "cpu:1"})
-
-
 AVX512 = ("avx2", "avx512f")
 
 

@@ -349,6 +349,16 @@ def test_a_verification_is_refused(tmp_path):
     assert "Traceback" not in end.err
 
 
+def test_flags_of_a_run_are_named(tmp_path):
+    # The set is not there, so the program ends before it predicts.
+    end = run_forked(
+        "-m", "launch.memory", "--task=cifar10", "--data_dir=.", "--steps=9", "--directory=run", cwd=tmp_path
+    )
+    assert end.code == 2, end.err
+    assert "memory: note: --steps, --directory: a step's memory does not depend on the run's length" in end.err
+    assert "--data_dir" not in end.err.splitlines()[0]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path):

@@ -14,7 +14,7 @@ from strategies.pipeline import StagedTowers
 from strategies.registry import build_strategy
 from strategies.ring.exchange.collectives import WireOptions, WorkerExchange
 from strategies.ring.exchange.joining import Ring, RingOptions
-from strategies.ring.grouped import decided_by_first, kind_of
+from strategies.ring.grouped import decided_by_first, grouped_towers_of, kind_of
 from strategies.slices import SlicedTowers, SliceOptions
 from tests.strategies.small_task import small_task
 from tests.towers.branches.branched_networks import small_inception
@@ -23,6 +23,7 @@ from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import TinyTask, assert_close, dense_task, images, parameters_of
 from tests.towers.user_errors import refused
 from towers.branches.options import BranchOptions
+from towers.grid import STAGE
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.updates.rules import Momentum
@@ -175,6 +176,15 @@ def test_a_cut_by_time():
 def test_what_is_refused(named, parts):
     with refused(*parts):
         ring_strategy(**named)
+
+
+def test_towers_on_gpus_are_refused():
+    devices = dataclasses.replace(cpus_in_groups("stage:2"), parameters="/device:GPU:0")
+    with refused(
+        "GPUs with towers of several devices on a ring",
+        "over TCP; use tower_device='cpu', or towers of one device",
+    ):
+        grouped_towers_of(dense_task(), devices, StepOptions(), WireOptions(), {STAGE: STAGES})
 
 
 def test_workers_with_other_towers_are_told_apart():

@@ -1,4 +1,4 @@
-"""Which stages of ZeRO a ring offers, and with which engine. These rings have one process."""
+"""Which stages of ZeRO and parameter devices a ring has, and on which engine. These rings have one process."""
 
 import dataclasses
 
@@ -36,11 +36,25 @@ def test_tensorflows_engine_refuses_it_in_one_line():
         ring_of_one(zero=1, engine="tensorflow")
 
 
+def test_a_parameter_device_chooses_our_own_engine():
+    devices = dataclasses.replace(cpus(2), parameters="/device:CPU:1")
+    strategy = build_strategy("ring", small_task(), devices, StepOptions(), ring=Ring.alone())
+    assert (
+        strategy.engine_choice.reason == "because MultiWorkerMirroredStrategy cannot serve parameter_device=cpu:1"
+    )
+    assert {variable.device[-5:] for variable in strategy.engine.parameters().values()} == {"CPU:1"}
+    replica = dataclasses.replace(devices, towers=("/device:CPU:1",))
+    assert (
+        build_strategy("ring", small_task(), replica, StepOptions(), ring=Ring.alone()).engine_choice.name
+        == TENSORFLOW
+    )
+
+
 @pytest.mark.parametrize(
     "argument, instead",
     [
-        ("parameter_device='sharded'", "parameter_device='cpu'"),
-        ("offload='optimizer'", "omit"),
+        ("parameter_device='sharded'", "use that, or omit parameter_device"),
+        ("offload='optimizer'", "use that, or omit offload"),
     ],
 )
 def test_what_a_ring_has_not_is_refused(argument, instead):

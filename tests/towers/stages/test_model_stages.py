@@ -119,6 +119,10 @@ def test_options_that_are_wrong():
         PipelineOptions(schedule=None)
     with refused("schedule=gpipe with 4 stages on 2 devices"):
         PipelineOptions(stages=4, schedule="gpipe").schedule_for(2)
+    with refused(
+        "schedule=interleaved with 2 stages on 2 devices", "use stages=4 with grid='stage:2', or schedule=1f1b"
+    ):
+        PipelineOptions(schedule="interleaved").schedule_for(2)
     with refused("microbatches=3: the given schedule has 4 microbatches; omit microbatches"):
         PipelineOptions(microbatches=3, schedule=PipelineOptions(microbatches=4).schedule_for(2)).schedule_for(2)
     with refused("the given schedule is for 2 devices, and a tower has 3: give the grid stage:2"):
