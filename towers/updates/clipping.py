@@ -1,6 +1,7 @@
 """Clipping of the mean gradients: by value, by each parameter's norm, or by the global norm."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -20,7 +21,7 @@ class Clipping:
       global_norm: scales all gradients by one factor, down to at most this global norm (Pascanu et al. 2013).
 
     Raises:
-      UserError: several attributes are set, or one is not above 0.
+      UserError: several attributes are set, or one is not a finite number above 0.
     """
 
     value: float | None = None
@@ -33,8 +34,10 @@ class Clipping:
             written = ", ".join(f"{name}={bound:g}" for name, bound in given.items())
             raise UserError(f"clipping by {written}: only one is possible; remove the others")
         for name, bound in given.items():
-            if not bound > 0:
-                raise UserError(f"clipping {name}={bound:g}: it must be above 0; omit it for no clipping")
+            if not 0 < bound < math.inf:
+                raise UserError(
+                    f"clipping {name}={bound:g}: it must be a finite number above 0; omit it for no clipping"
+                )
 
     def apply(
         self, gradients: Sequence[Gradient], overall_norm: tf.Tensor, owners: Owners = CURRENT_DEVICE

@@ -10,6 +10,7 @@ only. Its slots (momenta) are variables that the placement creates with the para
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -95,8 +96,8 @@ class _Decaying:
         """Nothing to do."""
 
     def __post_init__(self):
-        if not self.weight_decay >= 0:
-            raise UserError(f"weight_decay={self.weight_decay}: give 0 or more")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"weight_decay={self.weight_decay}: it must be a finite number of at least 0")
 
     def with_decay_divided(self, factor):
         return dataclasses.replace(self, weight_decay=self.weight_decay / factor)
@@ -182,6 +183,9 @@ class Adam(_Decaying):
         for name in ("beta_1", "beta_2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)}: it must be in [0, 1)")
+        # With 0 the update of a weight whose gradients were all 0 would be 0 / 0, and no check of a step finds it.
+        if not 0 < self.epsilon < math.inf:
+            raise UserError(f"epsilon={self.epsilon}: it must be a finite number above 0; 1e-7 is usual")
 
     def apply(self, path, variable, slots, gradient, rate, update):
         dtype = variable.dtype

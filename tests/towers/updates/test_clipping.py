@@ -60,8 +60,8 @@ def test_no_clipping_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["value", "norm", "global_norm"])
-@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
-def test_bounds_are_positive(name, bound):
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
+def test_bounds_are_positive_and_finite(name, bound):
     with refused(f"{name}={bound:g}"):
         Clipping(**{name: bound})
 

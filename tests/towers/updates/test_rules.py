@@ -216,12 +216,16 @@ def test_float64_is_not_rounded_to_float32():
     [
         (lambda: SGD(weight_decay=-0.1), "weight_decay=-0.1"),
         (lambda: SGD(weight_decay=float("nan")), "weight_decay=nan"),
+        (lambda: SGD(weight_decay=float("inf")), "weight_decay=inf"),
         (lambda: Momentum(momentum=1.0), "momentum=1.0"),
         (lambda: Momentum(momentum=-0.5), "momentum=-0.5"),
         (lambda: Muon(momentum=1.5), "momentum=1.5"),
         (lambda: Muon(other_weight_decay=-1.0), "weight_decay=-1.0"),
         (lambda: Adam(beta_1=1.0), "beta_1=1.0"),
         (lambda: Adam(beta_2=2), "beta_2=2"),
+        (lambda: Adam(epsilon=0.0), "epsilon=0.0"),
+        (lambda: Adam(epsilon=-1e-7), "epsilon=-1e-07"),
+        (lambda: Adam(epsilon=float("nan")), "epsilon=nan"),
     ],
 )
 def test_what_is_refused(make, part):
