@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from models.data.record_index import RecordRange, index_records
 from models.data.record_store import ExitGate, RecordReader, RecordStore
+from tests import tiers
 from towers.errors import UserError
 
 
@@ -34,7 +35,7 @@ def whole(path, num_records):
     return RecordRange(path=path, skip=0, take=num_records)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20 if tiers.runs_full else 6, deadline=None)
 @given(files=st.lists(st.lists(st.binary(max_size=300), max_size=9), min_size=1, max_size=4), data=st.data())
 def test_random_access_equals_a_sequential_read(tmp_path_factory, files, data):
     folder = tmp_path_factory.mktemp("files")
