@@ -98,7 +98,9 @@ def test_the_store_gathers_in_a_graph_of_several_threads(folder):
     images, records = image_records(40)
     store = record_store(write(folder / "a", records), 40)
     indices = np.random.default_rng(1).integers(0, 40, (30, 7))
-    dataset = tf.data.Dataset.from_tensor_slices(indices).map(store.gather, num_parallel_calls=4)
+    dataset = tf.data.Dataset.from_tensor_slices(indices).map(
+        tf.autograph.experimental.do_not_convert(store.gather), num_parallel_calls=4
+    )
     assert dataset.element_spec[0].shape.as_list() == [7, 3, 4, 1]
     for wanted, (read, labels) in zip(indices, dataset, strict=True):
         np.testing.assert_array_equal(read, images[wanted])

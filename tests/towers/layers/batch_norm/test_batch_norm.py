@@ -506,8 +506,8 @@ def joined(passes: list[Pass]) -> Pass:
 
 EXCHANGED = [
     (SHAPES["vectors"], {}, [3, 2, 1]),
-    (IMAGE, {"axis": 1}, [3, 2, 1]),
     (IMAGE, {"center": False, "momentum": 0.5, "epsilon": 0.1}, [3, 2, 1]),
+    (IMAGE, {"axis": 1}, [3, 2, 1]),
     (SHAPES["sequences"], {}, [3, 2, 1]),
     (IMAGE, {"scale": False}, [3, 2, 1]),
     (IMAGE, {}, [3, 2, 1]),
@@ -515,7 +515,7 @@ EXCHANGED = [
 ]
 
 
-@pytest.mark.parametrize("shape, options, sizes", first_quick(EXCHANGED, 3), ids=str)
+@pytest.mark.parametrize("shape, options, sizes", first_quick(EXCHANGED, 2), ids=str)
 @every_kernel
 def test_exchanged_gives_the_numbers_of_the_whole_batch(shape, options, sizes, kernels):
     shape = (sum(sizes), *shape[1:])
