@@ -67,12 +67,10 @@ def test_a_dataset_made_in_a_graph_has_the_same_batches():
     # tf.distribute traces the dataset functions of a cluster.
     task, (expected,) = image_task(), read(image_task(), num_batches=1)
 
-    @tf.function
+    @tf.function(autograph=False)
     def is_same():
-        same = tf.constant(False)
-        for batch in task.dataset("train", InputShard()).take(1):
-            same = tf.reduce_all(batch.features == expected.features)
-        return same
+        batch = task.dataset("train", InputShard()).take(1).get_single_element()
+        return tf.reduce_all(batch.features == expected.features)
 
     assert is_same()
 
@@ -102,7 +100,7 @@ def test_images_are_normalised_by_the_statistics_of_the_training_split():
     np.testing.assert_allclose(batch.features.std((0, 1, 2)), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("padding", [0, 2, PADDING])
+@pytest.mark.parametrize("padding", first_quick([PADDING, 0, 2]))
 def test_augmentation_is_a_shift_of_at_most_the_padding(padding):
     plain, moved = (
         read(image_task(augment=augment, crop_padding=padding), num_batches=1)[0].features[0]

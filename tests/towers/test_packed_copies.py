@@ -54,7 +54,7 @@ def test_sparse_gradients_integers_and_large_tensors_are_sent_as_they_are():
     assert [found is value for found, value in zip(sent, values, strict=True)] == [True] * 3 + [False] * 2
 
 
-@tf.function
+@tf.function(autograph=False)
 def _moved(values, bytes_per_pack):
     return PackedCopies(differ, bytes_per_pack).moved(values, FIRST, [SECOND] * len(values))
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as drawn
 
+from tests import tiers
 from tests.towers.user_errors import refused
 from towers import split
 from towers.input.tower_parts import PartsOfWorkers
@@ -57,7 +58,7 @@ def test_even_sizes_differ_by_at_most_one(count, parts):
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if tiers.runs_full else 15, deadline=None)
 @given(num_examples, shares)
 def test_the_graph_has_the_same_boundaries(count, given_shares):
     begins, ends = [], []

@@ -104,10 +104,9 @@ def trained(*stack: layers.Layer) -> dict:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: layers.Dense(3, "gelu", name="inner"),
-        lambda: layers.Conv2D(3, 3, padding="same", name="inner"),
+        pytest.param(lambda: layers.Dense(3, "gelu", name="inner"), id="dense", marks=pytest.mark.full),
+        pytest.param(lambda: layers.Conv2D(3, 3, padding="same", name="inner"), id="convolution"),
     ],
-    ids=["dense", "convolution"],
 )
 def test_a_layer_with_weights_in_a_condition(make):
     def trained_from_a_seed(change):

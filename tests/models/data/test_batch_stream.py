@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data.batch_stream import batches_per_epoch, derived_seed, eval_stream, shuffled, train_stream
+from tests import tiers
 from towers.errors import UserError
 from towers.split import boundaries
 from towers.task import InputShard
 
 SIZES = {"num_examples": st.integers(1, 40), "batch_size": st.integers(1, 15), "seed": st.integers(0, 2**64)}
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=8 if tiers.runs_full else 4, deadline=None)
 
 
 def batches(num_batches, *, num_examples, batch_size, seed, shard=None):

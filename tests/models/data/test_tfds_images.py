@@ -14,6 +14,7 @@ from models.data.image_store import ImageStore
 from models.data.record_store import RecordStore
 from models.data.tfds_images import DEFAULT_IMAGE_SIZE, NotPrepared, cifar10_set, tfds_set
 from models.tasks import build_task
+from tests.tiers import first_quick
 from towers.errors import UserError
 from towers.task import InputShard
 
@@ -149,7 +150,7 @@ def striped(number):
     return {"picture": image, "kind": 0}
 
 
-@pytest.mark.parametrize("image_size, side", [(None, DEFAULT_IMAGE_SIZE), (16, 16)])
+@pytest.mark.parametrize("image_size, side", first_quick([(16, 16), (None, DEFAULT_IMAGE_SIZE)]))
 def test_images_of_different_sizes_become_their_centred_square(folder, image_size, side):
     name = f"varied{side}"
     features = LABELLED | {"picture": tfds.features.Image(shape=(None, None, 3))}

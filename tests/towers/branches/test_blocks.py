@@ -29,6 +29,10 @@ def test_the_blocks_of_an_inception():
         ["a_pool", "a_pooled", "a_pooled_norm", "a_pooled_relu", "a_dropped"],
         ["a_reduce", "a_reduce_norm", "a_reduce_relu", "a_conv", "a_conv_norm", "a_conv_relu"],
     ]
+
+
+@pytest.mark.full
+def test_the_blocks_of_the_network_inception():
     assert [block.num_moving for block in blocks_of(inception())] == [4] * 9
 
 

@@ -11,7 +11,6 @@ from models.networks.transformer import TransformerSize
 from models.text_task import TextTask
 from strategies.registry import build_strategy
 from strategies.synchronous import SynchronousStrategy
-from tests.tiers import first_quick
 from tests.towers.gathering.gathered_bytes import peak_bytes
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
@@ -124,7 +123,8 @@ def test_a_parameter_is_gathered_once_for_each_pass_and_nothing_is_computed_twic
 TASKS = {"unruly": unruly, "recurrent": recurrent}
 
 
-@pytest.mark.parametrize("name", first_quick(TASKS))
+@pytest.mark.full
+@pytest.mark.parametrize("name", TASKS)
 def test_it_equals_one_device(name):
     found, expected = (
         build_strategy("towers", TASKS[name](), devices, StepOptions(schedule=Constant(0.1)))

@@ -75,13 +75,13 @@ def passes(name, dtype):
     return zip((tf.cast(tensor, tf.float64).numpy() for tensor in found), expected, strict=True)
 
 
-@every_activation
+@pytest.mark.parametrize("name", first_quick(ACTIVATIONS))
 def test_as_keras(name):
     for found, expected in passes(name, "float32"):
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
 
 
-@every_activation
+@pytest.mark.parametrize("name", first_quick(ACTIVATIONS))
 def test_in_a_condition(name):
     ((_, _, compiled),) = activations_to_compile(stacked((512,), layers.Activation(name)))
 
@@ -96,7 +96,7 @@ def test_in_a_condition(name):
     np.testing.assert_allclose(gradient(compiled, x), gradient(ACTIVATIONS[name], x), rtol=2e-6, atol=2e-6)
 
 
-@every_activation
+@pytest.mark.parametrize("name", first_quick(ACTIVATIONS))
 def test_bfloat16_is_rounded_once(name):
     """The value is rounded once, by at most 2^-8; the gradient also has its upstream gradient's rounding."""
     for (found, expected), rounding in zip(passes(name, "bfloat16"), (2.0**-8, 2.0**-7), strict=True):
@@ -152,7 +152,8 @@ def network() -> keras.Model:
     )
 
 
-@pytest.mark.parametrize("precision, tolerance", first_quick([("float32", 1e-5), ("bfloat16", 0.03)]))
+@pytest.mark.full
+@pytest.mark.parametrize("precision, tolerance", [("float32", 1e-5), ("bfloat16", 0.03)])
 def test_a_run_has_the_same_numbers(precision, tolerance):
     """Batches of 7 over two towers, so that the function is compiled for two lengths."""
     found = []
@@ -183,8 +184,12 @@ def test_there_are_few_padded_sizes():
     assert len(set(found.numpy().tolist())) <= 3 * 4 + 1
 
 
-@every_activation
-@pytest.mark.parametrize("length", [1, 50, 1500])
+@pytest.mark.parametrize(
+    "length, name",
+    first_quick(
+        [(1, "silu"), (1500, "gelu"), (1, "gelu"), (1500, "silu"), *((50, name) for name in ACTIVATIONS)], 2
+    ),
+)
 def test_sequences_of_any_length(name, length):
     model = stacked((None, 4), layers.Activation(name))
     inputs = tf.constant(np.random.default_rng(length).normal(size=(2, length, 4)), tf.float32)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import updates_by_tensorflow, updates_in
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import assert_close, stacked
@@ -104,10 +105,22 @@ def numbers() -> tf.Tensor:
     return tf.constant(drawn, tf.float32)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+NETWORKS = [
+    of_a_sum_of_odd_length,
+    alone,
+    of_a_sum,
+    of_a_sum_with_one_example,
+    used_twice,
+    behind_a_batch_norm,
+]
+
+
 @pytest.mark.parametrize(
-    "network",
-    [alone, of_a_sum, of_a_sum_of_odd_length, of_a_sum_with_one_example, used_twice, behind_a_batch_norm],
+    "network, policy",
+    [
+        *((network, "mixed_bfloat16") for network in NETWORKS),
+        *first_quick((network, "mixed_float16") for network in NETWORKS),
+    ],
 )
 def test_as_tensorflow(network, policy):
     """The same bits: a sum is rounded once by both, and a ReLU rounds nothing."""
@@ -127,8 +140,16 @@ def test_sums_in_another_order(network):
         np.testing.assert_allclose(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32), atol=0.08)
 
 
-@pytest.mark.parametrize("network", [alone, of_a_sum])
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "network, policy",
+    first_quick(
+        [
+            *[(of_a_sum, "mixed_bfloat16"), (alone, "mixed_float16")],
+            *[(alone, "mixed_bfloat16"), (of_a_sum, "mixed_float16")],
+        ],
+        2,
+    ),
+)
 def test_infinities_and_nan_stay(network, policy):
     model = built(network, policy)
     outputs, _ = traced(model, KERNELS)(numbers())

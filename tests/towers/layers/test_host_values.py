@@ -113,8 +113,8 @@ def test_what_the_host_does_not_read_stays():
     "name, of_mode",
     [
         pytest.param("towers", {}, id="towers"),
-        pytest.param("mirrored", {}, id="mirrored"),
-        pytest.param("ring", {"ring": Ring.alone(RingOptions(engine="own"))}, id="ring"),
+        pytest.param("mirrored", {}, id="mirrored", marks=pytest.mark.full),
+        pytest.param("ring", {"ring": Ring.alone(RingOptions(engine="own"))}, id="ring", marks=pytest.mark.full),
     ],
 )
 def test_what_a_step_s_seed_is_drawn_from_is_on_the_host(name, of_mode):

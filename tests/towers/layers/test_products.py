@@ -60,7 +60,7 @@ def depthwise(kernel_initializer, **given) -> layers.Layer:
     return layers.DepthwiseConv2D(3, depthwise_initializer=kernel_initializer, **given)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", first_quick(["mixed_bfloat16", "mixed_float16"]))
 @pytest.mark.parametrize(
     "shape, make",
     [

@@ -36,7 +36,14 @@ def own_task(**of_embedding) -> OwnTask:
     return OwnTask(model=model, train_data=data, losses=losses, batch_size=8)
 
 
-@pytest.mark.parametrize("task", [TEXT, CLICKS, own_task()], ids=["text", "clicks", "own"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(own_task(), id="own"),
+        pytest.param(TEXT, id="text", marks=pytest.mark.full),
+        pytest.param(CLICKS, id="clicks", marks=pytest.mark.full),
+    ],
+)
 def test_the_host_waits_for_no_id_and_no_label(task):
     assert waits_of_tower(task) == []
 

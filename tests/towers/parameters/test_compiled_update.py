@@ -91,16 +91,19 @@ class Counted(layers.Layer):
         return inputs
 
 
-def test_state_that_a_gpu_does_not_hold():
-    """TensorFlow keeps variables of int32 on the host, and a compiled function can't use them there."""
+def counting_task() -> OwnTask:
     draw = np.random.default_rng(0)
-    task = OwnTask(
+    return OwnTask(
         model=lambda: keras.Sequential([layers.Input((5,)), Counted(name="counted"), layers.Dense(3)]),
         train_data=(draw.normal(size=(37, 5)), draw.integers(0, 3, 37)),
         losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         batch_size=8,
     )
-    strategy = strategy_of(NESTEROV, xla=True, task=task)
+
+
+def test_state_that_a_gpu_does_not_hold():
+    """TensorFlow keeps variables of int32 on the host, and a compiled function can't use them there."""
+    strategy = strategy_of(NESTEROV, xla=True, task=counting_task())
     state = strategy.engine.placement.state
     (name,) = state
     with tf.device("/device:CPU:1"):  # another device than that of the parameters
@@ -138,14 +141,14 @@ def test_a_gpu_compiles_the_mean():
 
 def test_a_schedule_of_a_user_s_own_returns_tensors():
     of_steps = [tf.constant(0.25), np.float64(0.5), 1]
-    strategy = strategy_of(NESTEROV, xla=True, schedule=lambda step: of_steps[step])
+    strategy = strategy_of(NESTEROV, xla=True, task=counting_task(), schedule=lambda step: of_steps[step])
     assert strategy.run_steps(3).learning_rate == 1
     found = strategy.engine.rates([strategy.options.rate(step) for step in range(3)])
     assert [(float(rate), rate.dtype) for rate in found] == [(rate, tf.float32) for rate in (0.25, 0.5, 1.0)]
 
 
 def test_a_skipped_step_changes_nothing():
-    strategy = strategy_of(NESTEROV, xla=True, on_nan="skip")
+    strategy = strategy_of(NESTEROV, xla=True, task=counting_task(), on_nan="skip")
     strategy.run_steps(1)
     first = next(iter(strategy.engine.parameters().values()))
     first.assign(np.full(first.shape, np.inf))

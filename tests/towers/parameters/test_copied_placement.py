@@ -102,11 +102,14 @@ def test_state_is_on_every_device_and_no_variable_is_sent_to_towers(spread):
 
 @pytest.mark.parametrize(
     "spread, argument",
-    [
-        (ZERO_1, "zero=1"),
-        (REPLICATED, "parameter_device='replicated'"),
-        ({"sharded": True}, "parameter_device='sharded'"),
-    ],
+    first_quick(
+        [
+            (ZERO_1, "zero=1"),
+            ({"sharded": True}, "parameter_device='sharded'"),
+            (REPLICATED, "parameter_device='replicated'"),
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_one_tower_says_that_nothing_is_divided(spread, argument):

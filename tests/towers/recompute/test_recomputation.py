@@ -186,7 +186,8 @@ class OutsideNetwork(keras.Model):
 
 
 @pytest.mark.parametrize(
-    "build, recompute", [(wrapped_network, "sqrt"), (wrapped_network, "full"), (OutsideNetwork, "full")]
+    "build, recompute",
+    first_quick([(wrapped_network, "sqrt"), (OutsideNetwork, "full"), (wrapped_network, "full")], 2),
 )
 def test_calls_by_other_layers_are_not_counted(build, recompute):
     """Otherwise parts would begin and end at wrong calls, or never end and hide later parts."""
@@ -261,7 +262,7 @@ def test_the_optimizer_does_not_merge_the_second_computation_with_the_first():
     assert not read & first
 
 
-@pytest.mark.parametrize("build", [frozen_network, functools.partial(OwnNetwork, frozen_network)])
+@pytest.mark.parametrize("build", first_quick([frozen_network, functools.partial(OwnNetwork, frozen_network)]))
 def test_frozen_layers_at_the_begin_are_computed_once(build):
     kept, again = traced("none", build), traced("full", build)
     assert count(kept, "Conv2D") == NUM_BLOCKS + 1

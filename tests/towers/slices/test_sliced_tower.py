@@ -1,5 +1,7 @@
 """Sliced towers: where they compute, what they exchange, and layers used in every way."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
 from towers.options import StepOptions
+from towers.slices.layout import Layout
 from towers.task import Batch
 from towers.updates.rules import SGD, Adam
 from towers.updates.schedules import Constant
@@ -127,14 +130,23 @@ def penalized() -> layers.MultiHeadAttention:
     return layers.MultiHeadAttention(2, 3, activity_regularizer="l2", name="attention")
 
 
-@pytest.mark.parametrize("make", first_quick([adapted, penalized]))
-def test_an_attention_whose_projections_need_calls_of_their_own_is_whole(make):
-    def build():
-        words = layers.Input((4,), dtype="int32")
-        vectors = layers.Embedding(12, 6, name="table")(words)
-        attended = layers.Flatten()(make()(vectors, vectors))
-        return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(attended))
+def attended_by(make) -> keras.Model:
+    words = layers.Input((4,), dtype="int32")
+    vectors = layers.Embedding(12, 6, name="table")(words)
+    attended = layers.Flatten()(make()(vectors, vectors))
+    return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(attended))
 
+
+@pytest.mark.parametrize("make", [adapted, penalized])
+def test_an_attention_whose_projections_need_calls_of_their_own_is_whole(make):
+    splits = {found.path: found.split for found in Layout(attended_by(make), 2).layers}
+    assert {split for path, split in splits.items() if path.startswith("attention")} == {"whole"}, splits
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", [adapted, penalized])
+def test_a_whole_attention_equals_one_device(make):
+    build = functools.partial(attended_by, make)
     options = StepOptions(schedule=Constant(0.1), precision="float64")
     found = slices_strategy(words_task(build), cpus_in_groups("slice:2"), options)
     expected = towers_strategy(words_task(build), cpus(1), options)

@@ -160,6 +160,7 @@ class Positive(layers.Layer):
         return keras.KerasTensor(inputs.shape, inputs.dtype, sparse=True)
 
 
+@pytest.mark.full
 def test_a_sparse_tensor_between_stages():
     """The tensor has a gradient in the stage that computed it."""
 

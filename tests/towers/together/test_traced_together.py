@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.registry import build_strategy
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images, parameters_of, stacked
@@ -98,7 +99,7 @@ def test_each_tower_is_on_its_device():
     assert {name[-len(DEVICES[0]) :] for name in placed} == set(DEVICES)
 
 
-@pytest.mark.parametrize("batch_stats, is_together", [("synced", True), ("average", False)])
+@pytest.mark.parametrize("batch_stats, is_together", first_quick([("synced", True), ("average", False)]))
 def test_towers_with_synced_statistics_exchange_no_collective(batch_stats, is_together):
     def build():
         norm = layers.BatchNormalization()

@@ -76,7 +76,17 @@ TRANSLATED = {
 }
 
 
-@pytest.mark.parametrize("make", TRANSLATED.values(), ids=TRANSLATED)
+# Others have the same options.
+ALIKE = {"momentum", "plain_sgd_decay", "adam", "adam_decay", "adamw_leaves_out_biases"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.full] if name in ALIKE else [])
+        for name, make in TRANSLATED.items()
+    ],
+)
 def test_translation_gives_the_optimizers_numbers(make):
     for ours, theirs in zip(with_translation(make()), with_keras(make()), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)

@@ -1,5 +1,6 @@
 """Kernels' gradients with examples as channels: Keras's sums; which convolutions get them."""
 
+import itertools
 import math
 
 import keras
@@ -52,13 +53,25 @@ def assert_as_keras(shape, kernel, stride, dtype, count, kernels):
         np.testing.assert_array_equal(tf.cast(one, tf.float32), another)
 
 
+SIZES = [(10, 7), (1, 1), (3, 3), (8, 8), (5, 2)]
+WINDOWS = [(3, 1), (5, 1), ((1, 3), 1), ((3, 1), 1), (3, 2), (5, 3), (3, 3)]  # kernels and strides
+QUICK = [
+    *((10, 7, 9, *window, "bfloat16") for window in WINDOWS),
+    *((10, 7, 9, *window, "float32") for window in ((3, 1), (5, 3))),
+    *((1, 1, 1, *window, "bfloat16") for window in ((3, 1), (3, 2))),
+]
+EVERY = [
+    (*size, count, *window, dtype)
+    for size, count, window, dtype in itertools.product(SIZES, (1, 9), WINDOWS, DTYPES)
+]
+
+
 @pytest.mark.usefixtures("few_channels")
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "kernel, stride", [(3, 1), (5, 1), ((1, 3), 1), ((3, 1), 1), (3, 2), (5, 3), (3, 3)], ids=str
+    "height, width, count, kernel, stride, dtype",
+    first_quick([*QUICK, *(case for case in EVERY if case not in QUICK)], len(QUICK)),
+    ids=str,
 )
-@pytest.mark.parametrize("count", [1, 9])
-@pytest.mark.parametrize("height, width", first_quick([(10, 7), (1, 1), (3, 3), (8, 8), (5, 2)], 2))
 def test_as_keras(height, width, count, kernel, stride, dtype):
     shape = height, width, 4
     model = convolution(shape, NUM_FILTERS, kernel, stride=stride, dtype=dtype)
@@ -68,8 +81,18 @@ def test_as_keras(height, width, count, kernel, stride, dtype):
 
 
 @pytest.mark.usefixtures("few_channels")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [1, 3, 31, 64])
+@pytest.mark.parametrize(
+    "count, dtype",
+    first_quick(
+        [
+            (3, "bfloat16"),
+            (31, "float32"),
+            *((count, "bfloat16") for count in (1, 31, 64)),
+            *((count, "float32") for count in (1, 3, 64)),
+        ],
+        2,
+    ),
+)
 def test_in_parts_as_keras(monkeypatch, count, dtype):
     """The usual 64 examples are four parts of 16; with fewer than four examples some parts are empty."""
     shape = 5, 5, 4
