@@ -43,6 +43,9 @@ _OF_ONE_STRATEGY = (
 # what nobody typed, and most have no value that switches them off.
 _REPLACED_BY = {
     "strategy": (*_OF_ONE_STRATEGY, "tower_shares", "parameter_device", "zero", "offload", "batch_stats"),
+    "zero": ("parameter_device", "offload"),
+    "parameter_device": ("zero",),
+    "offload": ("zero",),
     "grid": ("num_towers", "slices", "branch_devices", "stages", "tower_shares"),
     "num_towers": ("grid", "tower_shares", "parameter_device"),
     "slices": ("grid", "tower_shares"),

@@ -51,6 +51,13 @@ def test_what_only_training_uses_does_not_forbid_other_flags(tmp_path):
         ("--strategy=towers", {"slices": "2", "tower_shares": "3,1"}, {"slices": None, "tower_shares": None}),
         ("--strategy=pipeline", {"offload": "optimizer", "zero": "1"}, {"offload": "", "zero": 0}),
         ("--strategy=pipeline", {"batch_stats": "synced"}, {"batch_stats": "average"}),
+        (
+            "--zero=1",
+            {"parameter_device": "cpu", "offload": "optimizer"},
+            {"parameter_device": "auto", "offload": ""},
+        ),
+        ("--parameter_device=cpu", {"zero": "1"}, {"zero": 0}),
+        ("--offload=optimizer", {"zero": "1"}, {"zero": 0}),
         ("--num_towers=1", {"parameter_device": "cpu:1"}, {"parameter_device": "auto"}),
         ("--num_towers=1", {"zero": "1", "grid": "data:2,slice:2"}, {"zero": 0, "grid": None}),
         ("--grid=slice:4", {"zero": "3", "num_towers": "2"}, {"zero": 0}),
