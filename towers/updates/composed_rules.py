@@ -96,12 +96,12 @@ class ScaledRates(ComposedRule):
 class Lookahead(ComposedRule):
     """Another rule whose weights are reset to a running average of themselves (Zhang et al. 2019, "Lookahead").
 
-    Every `every` updates: slow = decay * slow + (1 - decay) * w, then w = slow. The decay is
-    last_decay * (progress of the run)^3 (Jordan 2024, "airbench"), so that mostly the last part of a run is
-    averaged. After the last step, applied or skipped, w is the average of the earlier ones; at most 2 * every
-    updates have no average, and w stays. In steps beyond the planned ones the decay stays last_decay. Moving statistics of
-    batch norm are not averaged: with those of two batches (momentum 0.6) that costs 0.3 points of accuracy, with
-    those of ten batches nothing.
+    Every `every` updates: slow = decay * slow + (1 - decay) * w, then w = slow. The decay is last_decay *
+    (progress of the run)^3 (Jordan 2024, "airbench"), so that mostly the last part of a run is averaged. After
+    the last step, applied or skipped, w is the average of the earlier ones; at most 2 * every updates have no
+    average, and w stays. In steps beyond the planned ones the decay stays last_decay. Moving statistics of batch
+    norm are not averaged: with those of two batches (momentum 0.6) that costs 0.3 points of accuracy, with those
+    of ten batches nothing.
 
     Attributes:
       rule: the rule that is applied.
