@@ -16,7 +16,7 @@ from strategies.contract import Move, StepReport
 from strategies.data_checks.bad_steps import BadSteps
 from strategies.data_checks.batches import as_batches, readable_batches
 from strategies.data_checks.built_model import built_model
-from strategies.data_checks.data_errors import readable_errors
+from strategies.data_checks.data_errors import readable_errors, readable_placement
 from strategies.data_checks.first_batches import check_first_batches
 from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
@@ -75,7 +75,8 @@ class SynchronousStrategy:
         self._check_data()
         self._batches = TrainingBatches(lambda step: self._dataset("train", step))
         # The template is never trained, so only the spec of the input is needed here.
-        self.engine = make_engine(self.model, self._batches.spec)
+        with readable_placement():
+            self.engine = make_engine(self.model, self._batches.spec)
         if steps_per_execution is None and not reads_in_graph(self.engine):
             steps_per_execution = 1  # unrolled steps only if the user asks for a number
         self._length = ExecutionLength(steps_per_execution)

@@ -172,7 +172,7 @@ def _check_parameter_device(parameter_device: str, *, zero: int, offload: str) -
 def _check_zero(zero: int, parameter_device: str) -> None:
     if zero not in (0, *_ZERO_DEVICES):
         raise UserError(f"zero={zero}: use 1, 2 or 3, or 0 for none")
-    if zero and parameter_device not in (AUTOMATIC, "cpu", _ZERO_DEVICES[zero]):
+    if zero and parameter_device not in (AUTOMATIC, _ZERO_DEVICES[zero]):
         raise UserError(
             f"zero={zero} with parameter_device={parameter_device!r}: this stage of ZeRO has its parameters "
             f"{_ZERO_DEVICES[zero]}; omit parameter_device"

@@ -46,13 +46,22 @@ def checked_shares(
         shares = tuple(float(share) for share in shares)
     except (TypeError, ValueError) as error:
         raise UserError(f"{what}={shares!r}: must be a list of numbers, one for each {of}") from error
-    written = ",".join(f"{share:g}" for share in shares)
+    written = _written(shares)
     if len(shares) != num_parts:
         given, parts = counted(len(shares), "share"), counted(num_parts, of)
         raise UserError(f"{what}={written}: {given} for {parts}; give one share for each {of}")
     if not all(share > 0 and math.isfinite(share) for share in shares):
         raise UserError(f"{what}={written}: every share is a positive number; omit a {of} instead of giving it 0")
     return shares
+
+
+def given_shares(name: str, shares: Sequence[float]) -> str:
+    """Shares as a user gave them, for messages; '' for equal ones, which need not be given."""
+    return "" if len(set(shares)) <= 1 else f"{name}={_written(shares)}"
+
+
+def _written(shares: Sequence[float]) -> str:
+    return ",".join(f"{share:g}" for share in shares)
 
 
 def boundaries(num_examples: int, shares: Sequence[float]) -> list[int]:
@@ -110,7 +119,7 @@ def _ends(num_examples: tf.Tensor, fractions: np.ndarray) -> tf.Tensor:
 
 
 def check_batch_size(
-    batch_size: int, accumulation: int, shares: Sequence[float], num_own: int | None = None
+    batch_size: int, accumulation: int, shares: Sequence[float], num_own: int | None = None, given: str = ""
 ) -> None:
     """Checks that a full batch has an example for every tower in each of its microbatches.
 
@@ -118,6 +127,7 @@ def check_batch_size(
       batch_size, accumulation: examples of a batch, and number of microbatches.
       shares: relative number of examples of each tower, over all processes.
       num_own: number of towers of this process; None for all.
+      given: the shares as the user gave them, for messages; '' if they are `shares`.
 
     Raises:
       UserError: a microbatch would be empty, or a tower would get no example of it.
@@ -140,6 +150,6 @@ def check_batch_size(
             f"use {fewer} or a {of_what} of {len(parts)} examples"
         )
     raise UserError(
-        f"shares {','.join(f'{share:g}' for share in shares)} leave a tower without an example of a {of_what} "
-        f"of {smallest}: raise batch_size or the smallest share"
+        f"{given or given_shares('tower_shares', shares)}: a tower gets no example of a {of_what} of {smallest}; "
+        "raise batch_size or the smallest share"
     )

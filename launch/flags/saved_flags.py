@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 from absl import flags
 
 from launch import binary
+from launch.flags.grid import divided_by
 from launch.flags.paths import absolute_value
 from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback, Run, writing
 from strategies.registry import cluster_kind
 from towers.errors import UserError
+from towers.grid import Grid
 
 FLAGS = flags.FLAGS
 FLAG_FILE = "flags.txt"
@@ -40,12 +42,17 @@ _OF_ONE_STRATEGY = (
 # A flag on the command line replaces these of the run, which would contradict it: the errors would advise to omit
 # what nobody typed, and most have no value that switches them off.
 _REPLACED_BY = {
-    "strategy": (*_OF_ONE_STRATEGY, "tower_shares", "parameter_device", "zero", "offload"),
+    "strategy": (*_OF_ONE_STRATEGY, "tower_shares", "parameter_device", "zero", "offload", "batch_stats"),
+    "zero": ("parameter_device", "offload"),
+    "parameter_device": ("zero",),
+    "offload": ("zero",),
     "grid": ("num_towers", "slices", "branch_devices", "stages", "tower_shares"),
-    "num_towers": ("grid", "tower_shares"),
+    "num_towers": ("grid", "tower_shares", "parameter_device"),
     "slices": ("grid", "tower_shares"),
     "branch_devices": ("grid", "tower_shares"),
 }
+# With these the command line may ask for one tower, over which ZeRO of the run can't divide anything.
+_OF_TOWERS = frozenset(("grid", "num_towers", "slices", "branch_devices"))
 # Flags of training alone. They may exclude other flags that the command line overrides. The values of a recipe are
 # saved as those of the flags that it set.
 _OF_TRAINING = ("steps_per_execution", "recipe")
@@ -142,7 +149,15 @@ def load_flags(directory: str | None) -> None:
                 raise UserError(f"{path}: {error}; correct this line, or give --{name} here too") from error
             # It is not on the command line, which `present` means elsewhere.
             FLAGS[name].present = 0
+    if "zero" not in given and _OF_TOWERS & given and _is_one_divided_tower():
+        FLAGS["zero"].value = FLAGS["zero"].default
     _check_effect(given, saved)
+
+
+def _is_one_divided_tower() -> bool:
+    """Whether the flags ask for a single tower, whose layers several devices divide."""
+    num_towers = FLAGS.num_towers if FLAGS.grid is None else Grid.parse(FLAGS.grid).data
+    return divided_by() is not None and num_towers in (None, 1)
 
 
 def _warn_of_unknown(path: pathlib.Path, unknown: Mapping[str, str]) -> None:

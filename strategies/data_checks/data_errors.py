@@ -26,6 +26,8 @@ _NO_MEMORY = re.compile(
     r"OOM when allocating tensor with shape(?P<shape>\[[\d,]*\]).*?device:(?P<device>\w+:\d+)"
     r"|Out of memory while trying to allocate (?P<size>[\d.]+ ?\w+)"
 )
+# A copy to a device without memory, as that of a parameter's first value.
+_NOT_COPIED = re.compile(r" to \S*device:(?P<device>\w+:\d+) in order to run .*Dst tensor is not initialized")
 # Matches if the function is a tower's pass, not one of our own kernels.
 _NOT_COMPILED = re.compile(
     r"(tf2xla conversion failed while converting|trying to compile graph) __inference__train_"
@@ -99,16 +101,37 @@ def known_cause(error: tf.errors.OpError, where: str) -> UserError | None:
     return _not_compiled(error) or out_of_range(error, where) or _no_memory(error, where)
 
 
+@contextlib.contextmanager
+def readable_placement() -> Iterator[None]:
+    """Context manager: raises the error of a device without memory for parameters and slots in one line."""
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
+        copied = _NOT_COPIED.search(str(error))
+        lacks = f"no memory on {copied['device'].lower()}" if copied else _lacking(error)
+        if lacks is None:
+            raise
+        raise UserError(
+            f"parameters and optimizer state: {lacks}; divide them by zero=3 over several devices of strategy "
+            "'towers' or several workers of strategy 'ring', or use a smaller model"
+        ) from error
+
+
 def _no_memory(error: tf.errors.OpError, where: str) -> UserError | None:
-    """The UserError for a device without enough memory; None if this is another error."""
+    """The UserError for a step on a device without enough memory; None if this is another error."""
+    lacks = _lacking(error)
+    fix = "use accumulation=2, recompute='blocks' or a smaller batch"
+    return None if lacks is None else UserError(f"{where}: {lacks}; {fix}")
+
+
+def _lacking(error: tf.errors.OpError) -> str | None:
+    """The memory that a device lacks, as 'no memory on gpu:3 for ...'; None if this is another error."""
     found = _NO_MEMORY.search(str(error))
     if found is None:
         return None
     needed = found["size"] or f"a tensor of shape {found['shape']}"
     on = f" on {found['device'].lower()}" if found["device"] else ""
-    return UserError(
-        f"{where}: no memory{on} for {needed}; use accumulation=2, recompute='blocks' or a smaller batch"
-    )
+    return f"no memory{on} for {needed}"
 
 
 def _not_compiled(error: tf.errors.OpError) -> UserError | None:

@@ -38,7 +38,7 @@ from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions
-from towers.split import checked_shares
+from towers.split import check_batch_size, checked_shares
 from towers.stages.options import PipelineOptions
 from towers.task import Batch, InputShard, Task, batch_length
 from towers.tower import EvaluationResult
@@ -97,9 +97,10 @@ class RingStrategy(SynchronousStrategy):
             # The other settings are compared when the models are built: these determine the exchanges before that.
             first = {"engine": ring.options.engine, "zero": devices.zero, "grid": kind_of(towers)}
             check_same_settings(self._host, ring.members, first, purpose="first settings")
-            self._shares_by_worker = all_shares(self._host, own_shares, ring.options.worker_shares)
+            self._shares_by_worker, given = all_shares(self._host, own_shares, ring.options.worker_shares)
             self.engine_choice = choose_ring_engine(ring, self._host, devices, towers)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
+        check_batch_size(task.batch_size, options.accumulation, self.part_shares, len(own_shares), given)
         if towers is not None:
             towers.check(self.part_shares)
         self._microbatches = options.accumulation * ((towers.microbatches if towers else None) or 1)

@@ -112,7 +112,8 @@ class WorkerGraph:
         shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
         # All parts of a batch are equal, whatever the sum of the towers' shares.
         all_shares = tuple(share / sum(shares) for share in shares) * num_sharing
-        split.check_batch_size(task.batch_size, options.accumulation, all_shares, len(shares))
+        given = split.given_shares("tower_shares", shares)
+        split.check_batch_size(task.batch_size, options.accumulation, all_shares, len(shares), given)
         check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(all_shares))
         self.has_collectives = options.batch_stats == "synced" and len(all_shares) > 1
         self.tower = TowerFunction(

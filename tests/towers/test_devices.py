@@ -38,6 +38,7 @@ without_gpu = pytest.mark.skipif(
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:2"}, ["'cpu:2'"]),
         ({"zero": 4}, ["zero=4", "use 1, 2 or 3"]),
         ({"zero": 1, "parameter_device": "sharded"}, ["zero=1 with parameter_device='sharded'", "omit"]),
+        ({"zero": 3, "parameter_device": "cpu"}, ["zero=3 with parameter_device='cpu'", "sharded; omit"]),
         ({"offload": "optimizer", "zero": 2}, ["offload='optimizer' with zero=2", "omit"]),
         ({"offload": "optimizer", "parameter_device": "gpu:0"}, ["with parameter_device='gpu:0'"]),
         ({"offload": "parameters"}, ["offload='parameters' is unknown", "'optimizer'"]),

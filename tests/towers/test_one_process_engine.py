@@ -200,7 +200,7 @@ def test_labels_out_of_range(num_towers):
         (8, 3, {"shares": (5, 3)}, ["tower_shares=5,3", "2 shares for 3 towers"]),
         (8, 2, {"shares": (5, 3, 2)}, ["tower_shares=5,3,2", "3 shares for 2 towers"]),
         (8, 2, {"shares": (5, 0)}, ["tower_shares=5,0"]),
-        (4, 3, {"shares": (50, 1, 1)}, ["shares 50,1,1", "a batch of 4"]),
+        (4, 3, {"shares": (50, 1, 1)}, ["tower_shares=50,1,1", "a batch of 4"]),
         (3, 1, {"accumulation": 4}, ["accumulation=4 for a batch of 3", "use accumulation=3 or less"]),
         (8, 3, {"accumulation": 4}, ["3 towers for a microbatch (accumulation=4) of 2"]),
     ],

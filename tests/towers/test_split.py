@@ -114,7 +114,7 @@ def test_a_batch_smaller_than_the_towers():
 
 
 def test_a_share_too_small_for_the_batch():
-    with refused("shares 50,0.1", "a batch of 2", "raise batch_size"):
+    with refused("tower_shares=50,0.1: a tower gets no example of a batch of 2", "raise batch_size"):
         split.check_batch_size(2, 1, (50.0, 0.1))
     split.check_batch_size(2, 1, (0.1, 50.0))
 

@@ -4,6 +4,7 @@ The Keras optimizer itself is not used: its update consists of several operation
 pushes of two workers would lose steps.
 """
 
+import math
 from typing import NamedTuple
 
 import keras
@@ -31,10 +32,15 @@ class KerasSchedule:
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule):
         self._schedule = schedule
         self._rate = plain_rate(schedule)
+        # Messages about rates name a schedule by this.
+        self.__qualname__ = type(schedule).__qualname__
 
     def __call__(self, step: int) -> float:
         if self._rate is not None:
-            return self._rate(step)
+            try:
+                return self._rate(step)
+            except (ZeroDivisionError, OverflowError):
+                return math.inf  # as in Keras, which computes with tensors
         # A custom class. A GPU would compute its number only after the steps before it.
         with tf.device(HOST):
             return rate_at(self._schedule, step)

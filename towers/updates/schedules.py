@@ -121,6 +121,11 @@ class OneCycle:
     def __post_init__(self):
         _check_steps(self.steps)
         _check_rise("one-cycle", self.rise)
+        for name in ("start_divisor", "end_divisor"):
+            if not getattr(self, name) > 0:
+                raise UserError(
+                    f"one-cycle {name}={getattr(self, name)}: the peak is divided by it; give more than 0"
+                )
 
     def __call__(self, step: int) -> float:
         top = self.rise * self.steps

@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from models.own_task import OwnTask
 from strategies.data_checks.batches import as_batches
-from strategies.data_checks.data_errors import readable_errors, readable_tracing
+from strategies.data_checks.data_errors import readable_errors, readable_placement, readable_tracing
 from strategies.registry import build_strategy
 from strategies.servers.batch_reader import BatchReader
+from strategies.synchronous import SynchronousStrategy
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.layers.batch_norm.loops import pixels_in_row
@@ -63,10 +64,14 @@ def with_nan() -> tf.data.Dataset:
     return whole.map(lambda x, y: (tf.debugging.check_numerics(x, "not clean"), y))
 
 
-def strategy_of(**fields):
+def task_of(**fields):
     plain = {"model": model, "train_data": (X, Y), "eval_data": (X, Y), "batch_size": 20}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return build_strategy("towers", OwnTask(losses=loss, **plain | fields), cpus(2), StepOptions())
+    return OwnTask(losses=loss, **plain | fields)
+
+
+def strategy_of(**fields):
+    return build_strategy("towers", task_of(**fields), cpus(2), StepOptions())
 
 
 def of_one_reading() -> tf.data.Dataset:
@@ -192,6 +197,26 @@ def test_the_memory_that_a_gpu_lacks(text, needed):
         raise error
     with pytest.raises(tf.errors.ResourceExhaustedError), readable_errors("step 7"):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+
+def test_parameters_that_need_more_memory_than_there_is():
+    def too_large(model, spec):
+        return tf.zeros([2**40, 2**7])
+
+    with refused("parameters and optimizer state: no memory on cpu:0", "128]; divide them by zero=3"):
+        SynchronousStrategy("mirrored", task_of(), StepOptions(), too_large, 1)
+
+
+def test_a_parameter_for_which_a_gpu_has_no_memory():
+    """TensorFlow tells neither its shape nor its size."""
+    text = (
+        "Failed copying input tensor from /job:localhost/replica:0/task:0/device:CPU:0 to "
+        "/job:localhost/replica:0/task:0/device:GPU:1 in order to run _EagerConst: Dst tensor is not initialized."
+    )
+    with refused("parameters and optimizer state: no memory on gpu:1; divide"), readable_placement():
+        raise tf.errors.InternalError(None, None, text)
+    with pytest.raises(tf.errors.InternalError), readable_placement():
+        raise tf.errors.InternalError(None, None, "NCCL: unhandled system error")
 
 
 def branching(values):

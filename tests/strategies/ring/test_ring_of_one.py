@@ -13,6 +13,7 @@ from tests.towers.tiny_tasks import (
     trainer_of,
     vectors,
 )
+from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.updates.schedules import Constant
 
@@ -35,3 +36,9 @@ def test_each_sums_its_own_statistics():
         for strategy in (ring, alone):
             strategy.run_steps(2)
         assert_close(parameters_of(ring), parameters_of(alone))
+
+
+def test_a_share_too_small_for_the_batch_is_named_as_given():
+    """The ring scales shares, so that workers with other sums get their parts."""
+    with refused("tower_shares=50,50,1: a tower gets no example of a batch of 8"):
+        build_strategy("ring", task_of_width(5), cpus(3), StepOptions(), shares=(50, 50, 1))

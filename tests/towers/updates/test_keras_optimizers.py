@@ -159,6 +159,21 @@ def test_a_users_own_schedule_that_returns_no_number_is_refused_by_its_name():
         rate(5)
 
 
+@pytest.mark.parametrize(
+    "schedule, step, parts",
+    [
+        (schedules.PiecewiseConstantDecay([3], [0.1, -0.1]), 4, ["PiecewiseConstantDecay returns -0.1 at step 4"]),
+        (schedules.PolynomialDecay(0.1, 5, power=-1.0), 5, ["PolynomialDecay returns inf at step 5"]),
+        (schedules.ExponentialDecay(0.1, 1, 10.0), 400, ["ExponentialDecay returns inf at step 400"]),
+    ],
+)
+def test_a_schedule_of_keras_is_refused_by_its_name(schedule, step, parts):
+    rate = StepOptions.of_keras(optimizers.SGD(schedule)).rate
+    assert rate(0) == pytest.approx(0.1)
+    with refused(*parts):
+        rate(step)
+
+
 def test_the_first_rate_is_read_before_a_strategy_is_made():
     with refused("Forgetful returns None at step 0"):
         StepOptions.of_keras(optimizers.SGD(Forgetful(end=0)))

@@ -77,6 +77,13 @@ def test_one_cycle_rises_then_falls(peak, steps, rise, step):
         assert schedule(step) > schedule(step + 1)
 
 
+@pytest.mark.parametrize("name", ["start_divisor", "end_divisor"])
+@pytest.mark.parametrize("divisor", [0, -25.0, math.nan])
+def test_one_cycle_needs_divisors_above_0(name, divisor):
+    with refused(f"one-cycle {name}={divisor}", "more than 0"):
+        OneCycle(0.1, 10, **{name: divisor})
+
+
 @given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95))
 def test_one_cycle_is_continuous(peak, steps, rise):
     """No change from one step to the next is larger than the steepest slope of the two branches."""

@@ -45,7 +45,15 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
     return engine, compute()
 
 
-def engine_of(own: TinyTask, num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
+def engine_of(
+    own: TinyTask,
+    num_towers: int = 1,
+    *,
+    wire: str = "float32",
+    sends_sums: bool = False,
+    shares: tuple[float, ...] | None = None,
+    **options,
+):
     """The engine of a task whose only state is frozen weights, and a function that computes its first batch."""
     model, data = own.build_model(), as_batches(own.dataset("train", InputShard()))
     engine = WorkerEngine(
@@ -54,6 +62,7 @@ def engine_of(own: TinyTask, num_towers: int = 1, *, wire: str = "float32", send
         cpus(num_towers),
         StepOptions(**options),
         Lookups(model, data.element_spec),
+        shares=shares,
         num_servers=1,
         num_sharing=1,
         sends_sums=sends_sums,
@@ -79,6 +88,11 @@ def test_what_servers_send_stays_on_the_host_until_towers_read_it(monkeypatch):
     with tf.device("/device:CPU:1"):
         compute()
     assert {value.device.rpartition("/")[2] for value in tf.nest.flatten(given)} == {"device:CPU:0"}
+
+
+def test_a_share_too_small_for_the_batch_is_named_as_given():
+    with refused("tower_shares=50,50,1: a tower gets no example of a batch of"):
+        engine_of(task(), 3, shares=(50, 50, 1))
 
 
 def test_the_template_is_on_the_host():
