@@ -30,6 +30,7 @@ from strategies.servers.own.server import Server
 from strategies.servers.wire import Connection, Refused, RunEnded
 from strategies.waiting import listens
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, let_in, loopback
+from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.updates.clipping import Clipping
@@ -507,7 +508,7 @@ class Slow(Losses):
         return {"think": self.think}
 
     def think(self, message, arrays):
-        time.sleep(1.2)
+        time.sleep(0.7)
         return {"thought": True}, ()
 
 
@@ -526,7 +527,11 @@ class TestEnd:
             worker.close()
             assert started.result() == "done"
 
-    @pytest.mark.parametrize("asks", [lambda worker: worker.ask(1, "keys"), lambda worker: worker.check(0)])
+    @pytest.mark.parametrize(
+        "asks",
+        first_quick([lambda worker: worker.check(0), lambda worker: worker.ask(1, "keys")]),
+        ids=["check", "ask"],
+    )
     def test_a_worker_that_computes_until_the_servers_have_ended_learns_how_the_run_ended(self, monkeypatch, asks):
         monkeypatch.setattr(server_module, "_LAST_SECONDS", 0.05)
         with contextlib.ExitStack() as servers:
@@ -650,12 +655,12 @@ class TestLost:
 
     def test_a_chief_that_asks_one_server_for_long(self):
         members = [new_member(index) for index in range(2)]
-        started = [serving_with_timeout(members[0], 60.0, Slow()), serving_with_timeout(members[1], 1.5)]
+        started = [serving_with_timeout(members[0], 60.0, Slow()), serving_with_timeout(members[1], 0.9)]
         with group(*members) as chief:
             chief.ask_all("keys")
             chief.show_life(0.1)
             thoughts = chief.ask_in_turn(0, ({"ask": "think"}, ()), ({"ask": "think"}, ()))
-            assert len(thoughts) == 2, "in 2.4 seconds"
+            assert len(thoughts) == 2, "in 1.4 seconds"
             chief.ask_all("end", how="done")
         assert [server.result() for server in started] == ["done", "done"]
 
@@ -711,7 +716,7 @@ class TestLost:
 
     def test_a_worker_does_not_count_as_the_chief(self):
         server = new_server(member := new_member())
-        started = Started(lambda: server.serve(1.0))
+        started = Started(lambda: server.serve(0.5))
         with group(member, this=WORKER), pytest.raises(PeerLost, match="the chief did not connect"):
             started.result()
 
@@ -776,5 +781,5 @@ class TestGroup:
 
     def test_the_startup_timeout_does_not_limit_replies(self):
         """A connected server may be silent for longer than that."""
-        with serving(coordination=Slow()) as (member, _), group(member, this=WORKER, startup=1.0) as worker:
+        with serving(coordination=Slow()) as (member, _), group(member, this=WORKER, startup=0.6) as worker:
             assert worker.ask(0, "think")[0] == {"thought": True}

@@ -98,12 +98,11 @@ class AlmostAlone:
 
     def computed_here(self, late: int) -> np.ndarray:
         """The parameters if each gradient is computed from the parameters `late` updates before it."""
-        engine = worker_engine(self.task, self.options)
         batches = iter(as_batches(self.task.dataset("train", InputShard())))
         made = [self.first]
         for step in range(NUM_STEPS):
             seen = made[max(0, step - late)]
-            gradient = engine.compute(step, 0, seen, [], np.zeros(0), [next(batches)]).gradient
+            gradient = self.engine.compute(step, 0, seen, [], np.zeros(0), [next(batches)]).gradient
             made.append(made[-1] - np.float32(RATE) * gradient)
         return made[-1]
 
