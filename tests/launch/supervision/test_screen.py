@@ -138,6 +138,7 @@ for number in range({NUM_LINES}):
 """
 
 
+@pytest.mark.full
 def test_a_slow_reader_of_a_pipe_that_another_program_made_non_blocking(tmp_path):
     """A full pipe does not mean that its reader is gone."""
     (tmp_path / "program.py").write_text(MANY_LINES)

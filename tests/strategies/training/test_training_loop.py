@@ -76,6 +76,7 @@ class TestLoop:
         _, recorder = fitted(shared_strategy(), steps=7, report_every_steps=3, evaluate_every_epochs=None)
         assert [end for _, end in recorder.calls if end > 1] == [3, 6, 7]
 
+    @pytest.mark.full
     def test_the_length_of_calls_does_not_change_the_numbers(self):
         task, found = random_task(), []
         for report_every_steps in (1, 4):

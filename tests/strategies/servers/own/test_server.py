@@ -653,6 +653,7 @@ class TestLost:
         connected.result()
         assert [server.result() for server in started] == ["done", "done"]
 
+    @pytest.mark.full
     def test_a_chief_that_asks_one_server_for_long(self):
         members = [new_member(index) for index in range(2)]
         started = [serving_with_timeout(members[0], 60.0, Slow()), serving_with_timeout(members[1], 0.9)]
