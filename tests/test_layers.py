@@ -62,6 +62,11 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
+@functools.cache
+def imports_of_files() -> dict[pathlib.Path, list[tuple[int, str]]]:
+    return {path: list(imports(tree)) for path, tree in syntax().items()}
+
+
 def contracted(module: str) -> str:
     """The node of a module: its folder for 'towers.updates.rules', itself for 'towers.split'."""
     return ".".join(module.split(".")[:2])
@@ -69,7 +74,7 @@ def contracted(module: str) -> str:
 
 def import_graph() -> dict[str, set[str]]:
     """Which modules of ours each file imports."""
-    return {module_of(path): {name for _, name in imports(tree)} & modules() for path, tree in syntax().items()}
+    return {module_of(path): {name for _, name in found} & modules() for path, found in imports_of_files().items()}
 
 
 def assert_no_cycle(graph: dict[str, set[str]]) -> None:
@@ -101,8 +106,8 @@ def test_imports_are_absolute():
 def test_imports_point_down():
     upward = [
         f"{path}:{line} imports {name}"
-        for path, tree in syntax().items()
-        for line, name in imports(tree)
+        for path, found in imports_of_files().items()
+        for line, name in found
         if name.partition(".")[0] in {*BELOW, "tests"} - BELOW[path.parts[0]] - {path.parts[0]}
     ]
     assert_none(upward, f"each room may import: {BELOW}")
@@ -156,8 +161,8 @@ def test_only_launch_reads_the_environment():
 def test_only_launch_defines_flags():
     definers = [
         f"{path}:{line} imports {name}"
-        for path, tree in below_launch().items()
-        for line, name in imports(tree)
+        for path in below_launch()
+        for line, name in imports_of_files()[path]
         if name.startswith(("absl.flags", "absl.app", "argparse"))
     ]
     assert_none(definers, "take keyword arguments instead of flags")

@@ -14,17 +14,23 @@ import pytest
 
 from tests.gpu import prove as proving
 from tests.gpu.prove import Part, prove
+from tests.launch.nursery import forked
 from tests.tiers import first_quick
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# As prove's last lines, with one part that prints its process id and hangs.
+# As prove's last lines, with one part that prints its process id and hangs; writes the parts' folder into a file.
 _HANGS = """
 import pathlib, sys
 from tests.gpu import prove as proving
+
+def parts(folder):
+    with open(sys.argv[2], "w") as named:
+        print(folder, file=named)
+    said = ("-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    return [proving.Part("first", ("-c", "print('fine')"), 60.0), proving.Part("hangs", said, 600.0)]
+
 proving.end_on_signals()
-said = ("-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-proving.prove(pathlib.Path(sys.argv[1]), [], lambda folder: print(folder, flush=True) or [
-    proving.Part("first", ("-c", "print('fine')"), 60.0), proving.Part("hangs", said, 600.0)])
+proving.prove(pathlib.Path(sys.argv[1]), [], parts)
 """
 
 
@@ -83,21 +89,15 @@ def test_tests_that_are_over_their_time_say_why_others_failed(tmp_path, num_proc
 
 @pytest.mark.parametrize("number", first_quick([signal.SIGTERM, signal.SIGHUP]), ids=lambda number: number.name)
 def test_a_signal_ends_the_part_and_packs_it(tmp_path, number):
-    output = tmp_path / "proof.tar.gz"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HANGS, str(output)], cwd=_ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        # The first line says which GPUs there are.
-        _, folder = process.stdout.readline(), pathlib.Path(process.stdout.readline().strip())
+    output, program, named = tmp_path / "proof.tar.gz", tmp_path / "program.py", tmp_path / "folder"
+    program.write_text(_HANGS)
+    with forked(str(program), str(output), str(named), cwd=_ROOT) as process:
+        folder = pathlib.Path(_text_when_written(named).strip())
         said = _text_when_written(folder / "hangs.txt")
         # The earlier part is in the file already: SIGKILL would not lose it.
         assert _packed(output, "first").strip() == "fine"
         process.send_signal(number)
         process.wait(60)
-    finally:
-        process.kill()
-        process.stdout.close()
     assert process.returncode == 128 + number
     assert _packed(output, "hangs").startswith(said)
     with contextlib.suppress(ProcessLookupError):

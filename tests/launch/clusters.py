@@ -1,11 +1,14 @@
 """Clusters of small programs without TensorFlow under `python -m launch.local`; no process is left behind."""
 
+import array
 import contextlib
 import dataclasses
+import fcntl
 import os
 import pathlib
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -116,6 +119,24 @@ def wait_until(happened: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> 
     while not happened():
         assert time.monotonic() < deadline, f"the condition did not become true in {seconds} seconds"
         time.sleep(0.01)
+
+
+def wait_until_full(pipe: int) -> None:
+    """Waits until the pipe with this read end is full: its writer waits for the reader.
+
+    Args:
+      pipe: file descriptor of the read end.
+    """
+    unread, before = array.array("i", [0]), 0
+
+    def is_full() -> bool:
+        nonlocal before
+        before = unread[0]
+        time.sleep(0.3)
+        fcntl.ioctl(pipe, termios.FIONREAD, unread)
+        return unread[0] == before > 32_000
+
+    wait_until(is_full)
 
 
 def _marked(mark: str) -> list[psutil.Process]:

@@ -1,18 +1,15 @@
 """`python -m launch.local` as a process, with small programs as training: starts, output, exits, restarts."""
 
-import array
-import fcntl
 import json
 import os
 import re
 import signal
 import sys
-import termios
 import time
 
 import pytest
 
-from tests.launch.clusters import launched, network_flags, run_cluster, wait_until
+from tests.launch.clusters import launched, network_flags, run_cluster, wait_until, wait_until_full
 from tests.launch.programs import run, run_many
 from tests.tiers import first_quick
 
@@ -28,7 +25,9 @@ signal.signal(signal.SIGINT, stop)
 mark(name)
 time.sleep(60)
 """
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+SIGNALS = pytest.mark.parametrize(
+    "number", first_quick([signal.SIGTERM, signal.SIGINT]), ids=["SIGTERM", "SIGINT"]
+)
 
 
 def last_block(err: str) -> list[str]:
@@ -200,16 +199,7 @@ finally:
     os.write(1, b"\\nthe last line\\n")
 """
         with launched(tmp_path, program, "--workers=2") as cluster:
-            unread, before = array.array("i", [0]), 0
-
-            def is_full():
-                nonlocal before
-                before = unread[0]
-                time.sleep(0.4)
-                fcntl.ioctl(cluster.process.stdout, termios.FIONREAD, unread)
-                return unread[0] == before > 32_000
-
-            wait_until(is_full)
+            wait_until_full(cluster.process.stdout.fileno())
             cluster.process.send_signal(number)
             cluster.wait_for("worker:0 heard", "worker:1 heard")
             assert cluster.process.wait(60) == 75
@@ -334,7 +324,7 @@ os.execv(sys.executable, [sys.executable, *{command}])
         assert last_block(done.err)[0].startswith("worker:0 failed: exit code 5 (a peer was lost);")
 
     def test_the_others_may_end_by_themselves_in_the_grace_period(self, tmp_path):
-        program = STOPS_ON_A_SIGNAL.replace("time.sleep(60)", "time.sleep(1)") + "print('in time')"
+        program = STOPS_ON_A_SIGNAL.replace("time.sleep(60)", "time.sleep(0.5)") + "print('in time')"
         program = f"if index == 1: sys.exit(3)\n{program}"
         done = run_cluster(tmp_path, program, "--workers=2")
         assert (done.code, done.out) == (3, "[worker:0] in time\n")
@@ -427,7 +417,7 @@ if role == "ps":
     mark("serves")
     time.sleep(60)
 until_marked("serves")
-time.sleep(1)
+time.sleep(0.5)
 print("not served" if (here / "ended").exists() else "served")
 """
         done = run_cluster(tmp_path, program, "--workers=1", "--ps=1", "--evaluator")

@@ -251,6 +251,7 @@ def test_a_worker_that_hangs_ends_the_ring_and_all_print_their_stacks(tmp_path):
         assert "ring_program.py" in ended.err
 
 
+@pytest.mark.full
 def test_a_worker_whose_parameters_drift(tmp_path):
     with own("drift", "--check_divergence_every=2", cwd=tmp_path) as workers:
         ends = workers.ends(LIMIT_SECONDS)

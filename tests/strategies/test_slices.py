@@ -7,6 +7,7 @@ from keras import layers
 from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from strategies.training.checkpoints import Checkpoints
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.tiny_tasks import (
     NUM_CLASSES,
@@ -101,7 +102,7 @@ def beta_or_kernel(path, shape):
     ],
     ids=["slices", "zero_1_of_slices", "zero_3_of_slices", "zero_3"],
 )
-@pytest.mark.parametrize("scales", [norm_biases, beta_or_kernel], ids=["whole", "sliced"])
+@pytest.mark.parametrize("scales", first_quick([beta_or_kernel, norm_biases]), ids=["sliced", "whole"])
 def test_rates_by_parameter_equal_one_device(name, devices, scales):
     """In float64, for whole parameters and slices; with weight decay, which the factor does not change."""
     decaying = Momentum(weight_decay=0.1, decays=everything)

@@ -134,7 +134,8 @@ class TestWords:
 
     @pytest.mark.timeout(60)
     def test_a_process_that_says_nothing_is_named(self, monkeypatch):
-        monkeypatch.setattr(waiting, "_SILENT_SECONDS", 0.5)
+        monkeypatch.setattr(waiting, "_SILENT_SECONDS", 0.3)
+        monkeypatch.setattr(waiting, "_ANSWER_SECONDS", 0.2)
         with server() as silent, refused("worker:1", silent, "does not use engine='tensorflow'"):
             wait_for_all(
                 Member("worker", 0, free()), [Member("worker", 1, silent)], WAIT_SECONDS, word="tensorflow"

@@ -16,6 +16,7 @@ from models.own_task import OwnTask
 from models.text_task import TextTask
 from strategies.towers import towers_strategy
 from tests.strategies.small_task import small_task
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers import xla_choice
@@ -95,7 +96,9 @@ def of_unknown_length(inputs):
     return inputs * tf.reduce_sum(tf.boolean_mask(inputs, inputs > 0))
 
 
-@pytest.mark.parametrize("task", [small_task(augment=True, batch_norm=True), TEXT], ids=["images", "text"])
+@pytest.mark.parametrize(
+    "task", first_quick([small_task(augment=True, batch_norm=True), TEXT]), ids=["images", "text"]
+)
 def test_one_gpu_compiles(task):
     assert chosen(task)
 
@@ -132,11 +135,19 @@ def test_a_model_that_xla_can_not_compile(function, why):
 
 
 @pytest.mark.parametrize(
-    "function, why",
-    [(rounded, "no kernel for QuantizeAndDequantizeV4Grad"), (until_large, "a fixed tensor list size")],
+    "masks, function, why",
+    first_quick(
+        [
+            (False, rounded, "no kernel for QuantizeAndDequantizeV4Grad"),
+            (True, until_large, "a fixed tensor list size"),
+            (False, until_large, "a fixed tensor list size"),
+            (True, rounded, "no kernel for QuantizeAndDequantizeV4Grad"),
+        ],
+        2,
+    ),
+    ids=["tower, operation", "step, shape", "tower, shape", "step, operation"],
 )
-@pytest.mark.parametrize("masks", [False, True], ids=["tower", "step"])
-def test_asked_for_it_says_so_in_one_line(function, why, masks):
+def test_asked_for_it_says_so_in_one_line(masks, function, why):
     """XLA compiles the tower, or with masks the whole step."""
     devices = dataclasses.replace(cpus(1), masks=masks)
     strategy = towers_strategy(own_task(lambda: Computed(function)), devices, StepOptions(xla=True))

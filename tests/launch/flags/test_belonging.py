@@ -61,9 +61,11 @@ REFUSED = {
     "sets": (["--image_size=8"], "--image_size=8 with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
 }
 TAKEN = {
-    "defaults": ["--staleness=async", "--momentum=0.9", "--text_length=64", "--optimizer=adam"],
-    "what augments": ["--augment", "--flip=alternating", "--crop_padding=2", "--crop_fill=reflect"],
-    "a device of parameters": ["--parameter_device=cpu:1"],
+    "defaults, what augments, a device of parameters": [
+        *("--staleness=async", "--momentum=0.9", "--text_length=64", "--optimizer=adam"),
+        *("--augment", "--flip=alternating", "--crop_padding=2", "--crop_fill=reflect"),
+        "--parameter_device=cpu:1",
+    ],
     "what decays": ["--optimizer=sgd", "--weight_decay=0.001", "--decay_all"],
     "a recipe's value": [
         "--recipe=cifar_fast",
@@ -97,20 +99,27 @@ def test_what_does_no_harm_passes(ends, name):
     assert (ends[name].code, errors(ends[name])) == (0, [])
 
 
-@pytest.mark.parametrize("program", ["evaluate", "export"])
-@pytest.mark.parametrize(
-    "flag, said",
-    [
-        ("--text_examples=200", "has no checkpoint yet"),
-        ("--image_size=64", "--image_size=64 with --task=text: it belongs to --task=cifar10"),
-        ("--learning_rate=0.1", "--learning_rate=0.1 has no effect, because this program does not train: omit it"),
-        ("--steps=8", "--steps=8 has no effect"),
-        ("--recipe=cifar_fast", "--recipe=cifar_fast has no effect"),
-        # As in the run: one set of flags may be for several programs.
-        ("--steps=9", "has no checkpoint yet"),
-        ("--verify", "--verify reads no checkpoint"),
+READING = [
+    ("--text_examples=200", "has no checkpoint yet"),
+    ("--image_size=64", "--image_size=64 with --task=text: it belongs to --task=cifar10"),
+    ("--learning_rate=0.1", "--learning_rate=0.1 has no effect, because this program does not train: omit it"),
+    ("--steps=8", "--steps=8 has no effect"),
+    ("--recipe=cifar_fast", "--recipe=cifar_fast has no effect"),
+    # As in the run: one set of flags may be for several programs.
+    ("--steps=9", "has no checkpoint yet"),
+    ("--verify", "--verify reads no checkpoint"),
+]
+# Of the programs that look for a checkpoint, one is quick: they build a model first.
+OF_PROGRAMS = [
+    *[("evaluate", *case) for case in READING],
+    *[
+        pytest.param("export", *case, marks=pytest.mark.full if "no checkpoint yet" in case[1] else ())
+        for case in READING
     ],
-)
+]
+
+
+@pytest.mark.parametrize("program, flag, said", OF_PROGRAMS)
 def test_what_reads_a_run_asks_the_task_of_the_run(tmp_path, program, flag, said):
     (tmp_path / "flags.txt").write_text("--task=text\n--model=transformer_tiny\n--batch_size=8\n--steps=9\n")
     done = run_forked("-m", f"launch.{program}", "--directory=.", flag, cwd=tmp_path)

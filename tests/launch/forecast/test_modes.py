@@ -89,8 +89,7 @@ def constrained_network():
             ({"precision": "float16"}, dense_task(64), {}, "workers do not share a loss scale"),
             ({"clipping": Clipping(norm=1.0)}, dense_task(64), {"staleness": "sync"}, "no server holds a whole"),
             ({}, TinyTask(build=constrained_network, examples=vectors(64)), {}, "a constraint needs"),
-        ],
-        2,
+        ]
     ),
 )
 def test_what_servers_refuse_has_no_figures(monkeypatch, changes, task, servers, reason):
@@ -192,28 +191,37 @@ def test_the_command_line_loses_the_flags_of_another_grid():
     assert _without(words, "grid", "slices") == ["--model=tiny", "--json"]
 
 
-@pytest.mark.parametrize(
-    "settings, devices, name",
-    [
-        ({"strategy": "pipeline"}, cpus_in_groups("stage:2"), "pipeline on 2 devices"),
-        ({"strategy": "slices"}, cpus_in_groups("slice:2"), "slices on 2 devices"),
-        (
-            {"strategy": "ring", "grid": "stage:2"},
-            cpus_in_groups("stage:2", zero=3),
-            "pipeline on 2 devices, without ZeRO over workers,",
-        ),
-        ({"strategy": "ring"}, cpus(1, zero=1), "1 tower, without ZeRO over workers,"),
-        ({"strategy": "towers"}, cpus(2, zero=1), "2 towers"),
-    ],
-)
-def test_the_mode_whose_largest_batch_is_found(settings, devices, name):
-    """--grid may be missing, and the towers within a ring's worker have no ZeRO between them."""
+# A mode of towers and one of groups of devices first.
+ASKED = [
+    ({"strategy": "towers"}, cpus(2, zero=1), "2 towers"),
+    (
+        {"strategy": "ring", "grid": "stage:2"},
+        cpus_in_groups("stage:2", zero=3),
+        "pipeline on 2 devices, without ZeRO over workers,",
+    ),
+    ({"strategy": "pipeline"}, cpus_in_groups("stage:2"), "pipeline on 2 devices"),
+    ({"strategy": "slices"}, cpus_in_groups("slice:2"), "slices on 2 devices"),
+    ({"strategy": "ring"}, cpus(1, zero=1), "1 tower, without ZeRO over workers,"),
+]
+
+
+def mode_of(settings, devices) -> ProcessMode:
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
         for flag, value in settings.items():
             flags.FLAGS[flag].value = value
-        mode = asked_mode(devices)
-    assert mode.name == name
+        return asked_mode(devices)
+
+
+@pytest.mark.parametrize("settings, devices, name", ASKED)
+def test_the_mode_whose_largest_batch_is_found(settings, devices, name):
+    """--grid may be missing, and the towers within a ring's worker have no ZeRO between them."""
+    assert mode_of(settings, devices).name == name
+
+
+@pytest.mark.parametrize("settings, devices, name", first_quick(ASKED, 2))
+def test_the_mode_whose_largest_batch_is_found_has_figures(settings, devices, name):
+    mode = mode_of(settings, devices)
     modes = ProcessModes(dense_task(64), devices, StepOptions(rule=Adam()))
     assert modes.process_or_gpu(mode, 64).total_bytes > 0
 

@@ -34,12 +34,12 @@ def test_each_address_has_its_state():
     assert found[0].seconds < found[2].seconds and found[2].seconds >= 0.5
 
 
-@pytest.mark.timeout(40)
+@pytest.mark.timeout(15)
 def test_addresses_are_tried_concurrently():
     """Forty silent peers take about as long as one."""
     with silent() as drops:
-        found = reach_all([f"127.0.0.1:{drops}"] * 40, timeout_seconds=2)
-    # One after another they would take 80 seconds.
+        found = reach_all([f"127.0.0.1:{drops}"] * 40, timeout_seconds=0.5)
+    # One after another they would take 20 seconds.
     assert {one.state for one in found} == {SILENT}
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from launch.manifests.yaml_text import yaml_text
 
 
+@pytest.mark.full
 @settings(deadline=None)
 @given(st.lists(st.text()))
 def test_parsing_returns_the_same_text(words):

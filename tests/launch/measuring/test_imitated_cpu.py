@@ -29,6 +29,7 @@ def peers(tmp_path):
         yield tmp_path
 
 
+@pytest.mark.full
 def test_all_rows_run_as_on_this_cpu(peers):
     rows = [row for group in ("towers", "ring", "input", "pipeline", "cifar_fast") for row in GROUPS[group]()]
     for row in rows:

@@ -128,6 +128,7 @@ class TestAFailureIsOneLineAtOnce:
         assert time.monotonic() - began < LIMIT_SECONDS
         return str(caught.value)
 
+    @pytest.mark.full
     def test_a_crash_names_the_process_and_its_last_line(self):
         assert self.fails("60,0,x", "0.2,1,boom") == "row: worker:1 failed, exit code 1: boom"
 

@@ -11,11 +11,10 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 
 import pytest
 
-from tests.launch.clusters import network_flags
+from tests.launch.clusters import network_flags, wait_until_full
 from tests.launch.programs import environment
 
 pytestmark = pytest.mark.timeout(120)
@@ -139,6 +138,7 @@ for number in range({NUM_LINES}):
 """
 
 
+@pytest.mark.full
 def test_a_slow_reader_of_a_pipe_that_another_program_made_non_blocking(tmp_path):
     """A full pipe does not mean that its reader is gone."""
     (tmp_path / "program.py").write_text(MANY_LINES)
@@ -154,8 +154,7 @@ def test_a_slow_reader_of_a_pipe_that_another_program_made_non_blocking(tmp_path
         start_new_session=True,
     )
     os.close(write_end)
-    # The pipe is full by then.
-    time.sleep(2)
+    wait_until_full(read_end)
     with os.fdopen(read_end, "rb") as reader:
         lines = reader.read().splitlines()
     assert process.wait(60) == 0

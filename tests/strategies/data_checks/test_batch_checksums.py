@@ -7,6 +7,7 @@ import tensorflow as tf
 from models.own_task import OwnTask
 from strategies.data_checks.batch_checksums import NUM_COMPARED, BatchChecksums, batch_checksums
 from tests.strategies.data_checks.test_first_batches import SPARSE, X, Y, build
+from tests.tiers import first_quick
 
 DRAWS = np.random.default_rng(0)
 
@@ -57,7 +58,7 @@ def test_data_in_another_order_at_each_reading(arrays):
     assert not checksums(arrays, seed=3, reshuffles=True).keeps_order
 
 
-@pytest.mark.parametrize("augment", [noisy, flipped_sometimes])
+@pytest.mark.parametrize("augment", first_quick([noisy, flipped_sometimes]))
 @pytest.mark.parametrize("arrays", [(X, Y), (X, 0 * Y)], ids=["labels", "the same labels"])
 def test_random_augmentation_keeps_the_order_and_is_not_compared(arrays, augment):
     found = checksums(arrays, augment=augment)

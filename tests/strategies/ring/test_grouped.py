@@ -75,6 +75,7 @@ def test_each_stage_computes_exchanges_and_updates_on_its_device(sent_sizes):
     assert graphs.devices_of("ResourceApply") == {"CPU:0": 2, "CPU:1": 2}
 
 
+@pytest.mark.full
 def test_each_branch_exchanges_and_updates_on_its_device(sent_sizes):
     devices, options = cpus_in_groups("branch:3"), StepOptions(rule=Momentum(momentum=0.9))
     strategy = build_strategy("ring", branched_task(), devices, options, branches=BranchOptions())
@@ -197,6 +198,7 @@ def test_workers_with_other_towers_are_told_apart():
     assert len({kind_of(towers) for towers in [None, *made]}) == 5
 
 
+@pytest.mark.full
 def test_branches_are_divided_by_the_times_of_the_first_worker():
     task, of_plans = branched_task(), []
     options = StepOptions(rule=Momentum(momentum=0.9))

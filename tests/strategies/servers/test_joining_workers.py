@@ -86,17 +86,17 @@ def settings(task=TASK, rate: float = 0.1, shape: tuple[int, ...] = (4, 3), work
 
 OTHERS = {
     "batch_size=4": settings(small_task(batch_size=4)),
+    "parameters.kernel=(4, 5)": settings(shape=(4, 5)),
     "augment=True": settings(small_task(augment=True)),
     "learning_rate=0.2": settings(rate=0.2),
     "images.name=other": settings(
         dataclasses.replace(TASK, images=dataclasses.replace(TASK.images, name="other"))
     ),
-    "parameters.kernel=(4, 5)": settings(shape=(4, 5)),
     "num_workers=2": settings(workers=("b:1", "d:1")),
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", first_quick(OTHERS, 2))
 def test_other_settings_end_every_process_with_the_same_line(what):
     run = Run()
     line = f"worker:1 was started with {what}, and chief:0 with {what.split('=')[0]}="

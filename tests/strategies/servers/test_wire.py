@@ -200,7 +200,7 @@ class TestBroken:
         """Only silence is limited: a long message over a slow network may take longer."""
         with loopback() as (here, there):
             sender, began = let_in(here, 0.5), time.monotonic()
-            sending = Started(lambda: sender.send({}, [np.zeros(2**25, np.uint8)]))
+            sending = Started(lambda: sender.send({}, [np.zeros(2**24, np.uint8)]))
             there.settimeout(0.1)
             while sending.is_running:
                 with contextlib.suppress(TimeoutError):

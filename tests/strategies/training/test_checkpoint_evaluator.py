@@ -9,7 +9,7 @@ import pytest
 from strategies.callbacks import Callback
 from strategies.training.checkpoint_evaluator import follow
 from strategies.training.checkpoints import Checkpoints
-from tests.strategies.training.test_checkpoints import small_strategy
+from tests.strategies.small_task import shared_strategy, small_strategy
 from tests.towers.user_errors import refused
 from towers.errors import UserError
 
@@ -27,7 +27,7 @@ class Seen(Callback):
 
 
 def save(directory, *steps) -> None:
-    strategy = small_strategy()
+    strategy = shared_strategy()
     checkpoints = Checkpoints(directory / "checkpoints", strategy, keep=5)
     for step in steps:
         strategy.run_steps(step - strategy.step)
@@ -51,7 +51,7 @@ def followed(directory, *, last_step, during=lambda: None, strategy=None) -> tup
         return time.monotonic() > deadline
 
     over = follow(
-        strategy or small_strategy(),
+        strategy or shared_strategy(),
         directory,
         [seen],
         stop_requested=stop_requested,
@@ -100,7 +100,7 @@ class _SavesMeanwhile:
     """While the first checkpoint is read, the run saves the next one and deletes the first."""
 
     def __init__(self, directory):
-        self._strategy, self._run = small_strategy(), small_strategy()
+        self._strategy, self._run = shared_strategy(), small_strategy()
         self._saved = Checkpoints(directory / "checkpoints", self._run, keep=1)
         self._save_next()
 

@@ -16,6 +16,7 @@ from strategies.training.export import save_model
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import random_task, small_strategy
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
@@ -92,7 +93,7 @@ def test_the_models_loss_and_accuracy_are_those_of_the_run(kept_run):
     assert (outputs.argmax(1) == labels).mean() == pytest.approx(kept_run.result.evaluation["accuracy"])
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+@pytest.mark.parametrize("precision", first_quick(["bfloat16", "float64"]))
 def test_it_is_float32_whatever_the_precision_of_training(precision, tmp_path):
     strategy = small_strategy(random_task(), precision=precision)
     path = Trainer(strategy, TrainerOptions(steps=1)).export(tmp_path / "deep" / "model.keras")

@@ -15,6 +15,7 @@ from tests.strategies.small_task import (
     STEPS_AN_EPOCH,
     assert_same_bits,
     random_task,
+    shared_strategy,
     small_strategy,
     small_task,
     values_of,
@@ -128,21 +129,21 @@ class TestResume:
         options |= {"evaluate_every_steps": 4, "checkpoint_every_steps": 4, "report_every_steps": 2}
         if evaluated:
             with pytest.raises(Failure):
-                fitted(small_strategy(), callbacks=[Failing("steps", at=6)], **options)
+                fitted(shared_strategy(), callbacks=[Failing("steps", at=6)], **options)
         else:
             stopper = StopAt(4)
-            fitted(small_strategy(), callbacks=[stopper], stop_requested=stopper.requested, **options)
+            fitted(shared_strategy(), callbacks=[stopper], stop_requested=stopper.requested, **options)
         assert [line["step"] for line in _evaluations(tmp_path)] == ([4] if evaluated else [])
-        _, recorder = fitted(small_strategy(), **options)
+        _, recorder = fitted(shared_strategy(), **options)
         assert recorder.run.first_step == 4
         assert list(recorder.evaluations) == ([8] if evaluated else [4, 8])
         assert [line["step"] for line in _evaluations(tmp_path)] == [4, 8]
 
     def test_a_stop_in_that_evaluation_trains_no_further(self, tmp_path):
         stopper, options = StopAt(4), {"steps": 8, "directory": tmp_path, "evaluate_every_steps": 4}
-        fitted(small_strategy(), callbacks=[stopper], stop_requested=stopper.requested, **options)
+        fitted(shared_strategy(), callbacks=[stopper], stop_requested=stopper.requested, **options)
         answers = iter([False])  # asked before the first move only
-        result, recorder = fitted(small_strategy(), stop_requested=lambda: next(answers, True), **options)
+        result, recorder = fitted(shared_strategy(), stop_requested=lambda: next(answers, True), **options)
         assert (result.completed, result.step, recorder.calls, recorder.evaluations) == (False, 4, [], {})
 
     @pytest.mark.parametrize("fails", [False, True], ids=["stopped", "failed"])
@@ -151,11 +152,11 @@ class TestResume:
             def before_steps(self, step):
                 raise Failure
 
-        fitted(small_strategy(), steps=2, directory=tmp_path)
+        fitted(shared_strategy(), steps=2, directory=tmp_path)
         with pytest.raises(Failure) if fails else contextlib.nullcontext():
             callbacks = [Fails()] if fails else []
             fitted(
-                small_strategy(),
+                shared_strategy(),
                 steps=4,
                 directory=tmp_path,
                 callbacks=callbacks,
@@ -184,7 +185,7 @@ class TestCompleteRun:
     @pytest.fixture(scope="class")
     def complete(self, tmp_path_factory):
         directory = tmp_path_factory.mktemp("complete")
-        fitted(small_strategy(), steps=5, directory=directory)
+        fitted(shared_strategy(), steps=5, directory=directory)
         return directory
 
     @pytest.mark.parametrize(
@@ -214,7 +215,8 @@ class TestCompleteRun:
         ),
     )
     def test_it_says_so_and_names_what_changed(self, complete, options, task, run, parts):
-        _, recorder = fitted(small_strategy(small_task(**task), **options), directory=complete, **run)
+        other_task = {"task": small_task(**task)} if task else {}
+        _, recorder = fitted(shared_strategy(**other_task, **options), directory=complete, **run)
         [message] = [message for message in recorder.messages if message.startswith("complete")]
         assert recorder.calls == []
         for part in ("complete at step 5, nothing to do", "resume='never' or another directory", *parts):
@@ -223,25 +225,25 @@ class TestCompleteRun:
     @pytest.mark.parametrize("text", first_quick(["null", "[1, 2]", "7", '{"outcome": []}', "{"]))
     def test_its_summary_that_was_changed_by_hand_is_written_anew(self, tmp_path, caplog, text):
         path = tmp_path / "summary.json"
-        fitted(small_strategy(), steps=1, directory=tmp_path)
+        fitted(shared_strategy(), steps=1, directory=tmp_path)
         path.write_text(text)
         caplog.clear()
-        assert fitted(small_strategy(), steps=1, directory=tmp_path)[0].completed
+        assert fitted(shared_strategy(), steps=1, directory=tmp_path)[0].completed
         assert strict_json(path.read_text())["outcome"] == "completed"
         (warning,) = [record.message for record in caplog.records if str(path) in record.message]
         assert "put back the file that the run wrote" in warning and "\n" not in warning
 
     def test_without_a_display_it_is_a_warning(self, complete, caplog):
-        Trainer(small_strategy(), TrainerOptions(steps=5, directory=complete)).fit()
+        Trainer(shared_strategy(), TrainerOptions(steps=5, directory=complete)).fit()
         [line] = [line for line in caplog.messages if "complete at step 5, nothing to do" in line]
         assert "\n" not in line
 
     def test_a_run_resumed_with_other_settings_names_them(self, tmp_path):
-        fitted(small_strategy(), steps=2, directory=tmp_path)
-        _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
+        fitted(shared_strategy(), steps=2, directory=tmp_path)
+        _, recorder = fitted(shared_strategy(on_nan="skip"), steps=4, directory=tmp_path)
         changed = "steps was 2, is 4, on_nan was stop, is skip"
         assert recorder.messages[1:] == [f"resumed at step 2 of 4; changed since it was saved: {changed}"]
-        _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
+        _, recorder = fitted(shared_strategy(on_nan="skip"), steps=4, directory=tmp_path)
         assert "changed" not in recorder.messages[1], "the newest checkpoint has the newest settings"
 
 

@@ -209,6 +209,7 @@ class TestNotFinite:
         assert math.isfinite(result.loss)
         assert all(np.isfinite(value).all() for value in values_of(strategy).values())
 
+    @pytest.mark.full
     def test_the_error_says_that_a_batch_is_bad(self):
         strategy = small_strategy(_OneBadBatch(small_task(), bad=2))
         with pytest.raises(NonFiniteStep, match="step 2 .* holds NaN or infinite features"):

@@ -12,6 +12,7 @@ from tests.strategies.small_task import (
     STEPS_AN_EPOCH,
     assert_same_bits,
     random_task,
+    shared_strategy,
     small_strategy,
     small_task,
     values_of,
@@ -22,7 +23,7 @@ from tests.tiers import first_quick
 
 class TestLoop:
     def test_length_in_steps(self):
-        result, recorder = fitted(small_strategy(), steps=7)
+        result, recorder = fitted(shared_strategy(), steps=7)
         assert (result.completed, result.step, recorder.last_step) == (True, 7, 7)
         assert recorder.calls == sorted(recorder.calls)
         assert sum(end - begin for begin, end in recorder.calls) == 7
@@ -30,29 +31,29 @@ class TestLoop:
 
     @pytest.mark.parametrize("epochs, steps", first_quick([(1.4, 7), (2, 10), (0.2, 1), (0.01, 1)]))
     def test_length_in_epochs(self, epochs, steps):
-        _, recorder = fitted(small_strategy(), epochs=epochs, evaluate_every_epochs=None)
+        _, recorder = fitted(shared_strategy(), epochs=epochs, evaluate_every_epochs=None)
         assert recorder.last_step == steps
         assert list(recorder.evaluations) == [steps]
 
     def test_examples_are_counted(self):
-        strategy = small_strategy()
+        strategy = shared_strategy()
         result, _ = fitted(strategy, steps=STEPS_AN_EPOCH + 1)
         assert strategy.examples == NUM_TRAIN + BATCH_SIZE == result.summary["examples"]
 
     @pytest.mark.full
     def test_evaluations_at_multiples_of_steps(self):
         options = {"evaluate_every_steps": 3, "evaluate_every_epochs": None, "report_every_steps": 100}
-        _, recorder = fitted(small_strategy(), steps=8, **options)
+        _, recorder = fitted(shared_strategy(), steps=8, **options)
         assert list(recorder.evaluations) == [3, 6, 8]
 
     def test_the_last_evaluation_of_a_stopped_run_names_its_step(self):
         stopper = StopAt(4)
         options = {"evaluate_every_steps": 3, "callbacks": [stopper], "stop_requested": stopper.requested}
-        result, _ = fitted(small_strategy(), steps=8, **options)
+        result, _ = fitted(shared_strategy(), steps=8, **options)
         assert (result.step, result.evaluated_step) == (4, 3)
 
     def test_steps_that_workers_make_while_a_stopped_run_is_saved_are_reported(self, tmp_path, monkeypatch):
-        strategy, stopper, unreported = small_strategy(), StopAt(4), []
+        strategy, stopper, unreported = shared_strategy(), StopAt(4), []
         run_steps, start_steps = strategy.run_steps, strategy.start_steps
         monkeypatch.setattr(strategy, "begin_saving", lambda: unreported.append(run_steps(2)))
         monkeypatch.setattr(
@@ -63,27 +64,29 @@ class TestLoop:
         assert (result.step, recorder.calls[-1]) == (6, (4, 6))
 
     def test_evaluations_at_fractions_of_an_epoch(self):
-        _, recorder = fitted(small_strategy(), steps=7, evaluate_every_epochs=0.6)
+        _, recorder = fitted(shared_strategy(), steps=7, evaluate_every_epochs=0.6)
         assert list(recorder.evaluations) == [3, 6, 7]
 
     def test_the_last_step_is_evaluated_once(self):
-        _, recorder = fitted(small_strategy(), steps=6, evaluate_every_steps=3, evaluate_every_epochs=1)
+        _, recorder = fitted(shared_strategy(), steps=6, evaluate_every_steps=3, evaluate_every_epochs=1)
         assert list(recorder.evaluations) == [3, 5, 6]
 
     @pytest.mark.full
     def test_reports_at_multiples_of_steps(self):
-        _, recorder = fitted(small_strategy(), steps=7, report_every_steps=3, evaluate_every_epochs=None)
+        _, recorder = fitted(shared_strategy(), steps=7, report_every_steps=3, evaluate_every_epochs=None)
         assert [end for _, end in recorder.calls if end > 1] == [3, 6, 7]
 
+    @pytest.mark.full
     def test_the_length_of_calls_does_not_change_the_numbers(self):
-        strategies = []
+        task, found = random_task(), []
         for report_every_steps in (1, 4):
-            strategies.append(small_strategy(random_task()))
-            fitted(strategies[-1], steps=8, report_every_steps=report_every_steps)
-        assert_same_bits(values_of(strategies[0]), values_of(strategies[1]))
+            strategy = shared_strategy(task=task)
+            fitted(strategy, steps=8, report_every_steps=report_every_steps)
+            found.append(values_of(strategy))
+        assert_same_bits(*found)
 
     def test_no_call_passes_a_boundary(self):
-        _, recorder = fitted(small_strategy(), callbacks=[StopAt(3)], steps=6, report_every_steps=4)
+        _, recorder = fitted(shared_strategy(), callbacks=[StopAt(3)], steps=6, report_every_steps=4)
         assert {3, 4} <= {end for _, end in recorder.calls}
 
 

@@ -96,6 +96,7 @@ class TestSpoiltStrategy:
         differences, _ = found(task, shares=(3.0, 1.0))
         assert differences[0].relative > 1e-3
 
+    @pytest.mark.full
     def test_a_missing_tower_is_found(self, monkeypatch):
         add_results = sums.add_results
 

@@ -30,6 +30,7 @@ from strategies.servers.own.server import Server
 from strategies.servers.wire import Connection, Refused, RunEnded
 from strategies.waiting import listens
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, let_in, loopback
+from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.updates.clipping import Clipping
@@ -526,7 +527,11 @@ class TestEnd:
             worker.close()
             assert started.result() == "done"
 
-    @pytest.mark.parametrize("asks", [lambda worker: worker.ask(1, "keys"), lambda worker: worker.check(0)])
+    @pytest.mark.parametrize(
+        "asks",
+        first_quick([lambda worker: worker.check(0), lambda worker: worker.ask(1, "keys")]),
+        ids=["check", "ask"],
+    )
     def test_a_worker_that_computes_until_the_servers_have_ended_learns_how_the_run_ended(self, monkeypatch, asks):
         monkeypatch.setattr(server_module, "_LAST_SECONDS", 0.05)
         with contextlib.ExitStack() as servers:
@@ -648,6 +653,7 @@ class TestLost:
         connected.result()
         assert [server.result() for server in started] == ["done", "done"]
 
+    @pytest.mark.full
     def test_a_chief_that_asks_one_server_for_long(self):
         members = [new_member(index) for index in range(2)]
         started = [serving_with_timeout(members[0], 60.0, Slow()), serving_with_timeout(members[1], 1.5)]
@@ -711,7 +717,7 @@ class TestLost:
 
     def test_a_worker_does_not_count_as_the_chief(self):
         server = new_server(member := new_member())
-        started = Started(lambda: server.serve(1.0))
+        started = Started(lambda: server.serve(0.5))
         with group(member, this=WORKER), pytest.raises(PeerLost, match="the chief did not connect"):
             started.result()
 

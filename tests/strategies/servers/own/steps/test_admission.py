@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from strategies.servers.own.steps.admission import Admission, Ticket
 from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started, at_once
+from tests.tiers import first_quick
 
 
 def admission(bound: int | None = None, *, first: int = 0, num_workers: int = 3, target: int = 100) -> Admission:
@@ -361,7 +362,7 @@ def test_no_batch_is_used_twice_or_left_out_whoever_is_lost(num_workers, events)
         assert position not in used
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_quick(range(3)))
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_concurrent_workers_of_different_speeds(bound, seed):
     """With probability 0.1 a worker is lost in the middle of a step; it returns."""

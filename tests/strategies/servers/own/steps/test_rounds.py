@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strategies.servers.own.steps.presence import Presence
 from strategies.servers.own.steps.rounds import Lease, Rounds
 from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started, at_once
+from tests.tiers import first_quick
 
 # Patience in seconds that is over at the next look.
 NONE = 0.0
@@ -555,7 +556,7 @@ def test_events_in_any_order(needed, backups, is_hasty, events, survivor):
 @pytest.mark.parametrize(
     "patience_seconds, all_return", [(TOO_LONG, True), (0.001, False)], ids=["they return", "late or gone"]
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_quick(range(3)))
 @pytest.mark.parametrize("backups", [0, 1, 2])
 def test_concurrent_workers_of_different_speeds(backups, seed, patience_seconds, all_return):
     """With probability 0.1 a worker is lost before it is admitted, and again after it."""
