@@ -10,11 +10,8 @@ from strategies.data_checks.batches import as_batches
 from strategies.data_checks.data_errors import readable_errors, readable_placement, readable_tracing
 from strategies.registry import build_strategy
 from strategies.servers.batch_reader import BatchReader
-<<<<<<< HEAD
 from strategies.synchronous import SynchronousStrategy
-=======
 from tests.tiers import first_quick
->>>>>>> 8dd58143f93377da81c95fd552a1013c9e32c60a
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.layers.batch_norm.loops import pixels_in_row
@@ -205,6 +202,7 @@ def test_the_memory_that_a_gpu_lacks(text, needed):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
 
+@pytest.mark.full
 def test_parameters_that_need_more_memory_than_there_is():
     def too_large(model, spec):
         return tf.zeros([2**40, 2**7])
